@@ -1,0 +1,88 @@
+# Every target makes its own environment, so `make demo` and `make test` each work on a fresh checkout. The stamp
+# .venv/.ready says that the environment is what constraints.txt and the pyproject files ask for.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+DIST    ?= dist
+WORKERS ?= 2
+ARGS    ?=
+
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install -qq --no-compile --progress-bar off --constraint constraints.txt
+
+# two cores: one thread for each of the test workers
+test: export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types docs bench dist clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  make demo ARGS="--query ..." and make test ARGS="-k ..." pass arguments on;'
+	@echo '  PYTHON=python3.12 picks the Python that the environment is made from.'
+
+setup: $(READY) ## make the environment in .venv; every other target does it by itself
+
+demo: $(READY) ## semantic search with a real model that runs through kagent
+	@$(BIN)/kagent demo $(ARGS)
+
+test: $(READY) ## run all tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+lint: $(READY) ## check style, format and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+
+types: $(READY) ## check types
+	@$(BIN)/mypy $(ARGS)
+
+docs: $(READY) ## build the docs into docs/_build/html
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs: docs/_build/html/index.html"
+
+bench: $(READY) ## measure kagent's own overhead
+	@$(BIN)/kagent bench overhead $(ARGS)
+
+dist: $(READY) ## build the wheels of all distributions into dist/
+	@$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir $(DIST) . $(addprefix ./,$(PLUGINS))
+	@ls $(DIST)/kagent_*.whl
+
+clean: ## remove the environment and everything that was built
+	@rm -rf $(VENV) dist build docs/_build htmlcov .coverage .coverage.* \
+		.benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find kagent_core plugins tests docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# hatchling goes first: it builds the editable installs, so that no build fetches an unpinned one
+$(READY): constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
+	@$(check_python)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		echo "setup: making $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv --clear $(VENV); }
+	@echo "setup: installing into $(VENV), pinned by constraints.txt (a few minutes the first time)"
+	@$(INSTALL) hatchling editables
+	@$(INSTALL) --no-build-isolation --editable '.[demo,dev]' $(foreach plugin,$(PLUGINS),--editable ./$(plugin))
+	@touch $@
+	@echo "setup: done"
+
+# Debian and Ubuntu keep ensurepip, which venv needs, in a package of its own
+define check_python
+command -v $(PYTHON) >/dev/null || { \
+	echo "setup: there is no '$(PYTHON)'; install Python 3.11 or later (Debian: apt-get install python3 python3-venv)," \
+		"or say which one: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "setup: $(PYTHON) is $$($(PYTHON) --version); kagent needs Python 3.11 or later:" \
+		"make PYTHON=/path/to/python3" >&2; exit 1; }; \
+$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: installing $$package, which Python needs to make an environment"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package >/dev/null; \
+	else \
+		echo "setup: $(PYTHON) cannot make a virtual environment; run: sudo apt-get install $$package" >&2; exit 1; \
+	fi; }
+endef
