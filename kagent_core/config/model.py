@@ -1,0 +1,110 @@
+"""The configuration's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from platformdirs import user_cache_path
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from kagent_core.config.source import ENV_PREFIX, Source, bad_value, unknown_key
+from kagent_core.config.values import (
+    Device,
+    DeviceTypes,
+    Directory,
+    LogSpec,
+    NamedDevice,
+    Names,
+    Number,
+    Placement,
+)
+
+
+class Config(BaseSettings):
+    """What kagent is told: frozen and hashable, so that it can be the key of a cache.
+
+    ``Config(device="cpu")`` makes a value out of keywords alone; `load_config` also reads the environment and
+    the project's file.
+
+    Raises
+    ------
+    ConfigError
+        For a key that does not exist or a value that does not fit.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,  # an empty variable counts as unset
+        env_parse_none_str="none",
+    )
+
+    device: Device = Field(
+        "auto", description="where operators run: TYPE, TYPE:INDEX, or auto for the best device there is"
+    )
+    fallback_device: NamedDevice = Field(
+        "cpu", description="where an operator runs for which the device has no kernel"
+    )
+    missing_kernel: Literal["fallback", "error"] = Field(
+        "fallback", description="what a missing kernel does: fallback (use the fallback device) or error"
+    )
+    placement: Annotated[Placement, NoDecode] = Field(
+        Placement(), description="operators with a device of their own, such as aten::sort=cpu"
+    )
+    fusion: bool = Field(True, description="whether neighbouring operators may become one kernel")
+    fusion_fuel: Number | None = Field(
+        None, ge=0, description="fuse only the first N pairs, to find a fusion that is wrong; none: no limit"
+    )
+    plugins_allow: Names | None = Field(None, description="the only plugins that may be loaded; none: all")
+    plugins_block: Names = Field((), description="plugins that are never loaded")
+    cache_dir: Directory = Field(
+        default_factory=lambda: user_cache_path("kagent"),
+        description="directory of compiled kernels and of timings",
+    )
+    logs: LogSpec = Field(
+        "", description="what to log, such as extract=debug,execute=trace; a bare level is for everything"
+    )
+    dump: Directory | None = Field(None, description="directory that gets every extraction context as JSON")
+    emulate: DeviceTypes = Field(
+        (), description="device types that may be emulated where the hardware is missing"
+    )
+    plan_cache_size: Number = Field(32, ge=1, description="execution plans kept per captured graph")
+    profile: bool = Field(False, description="whether every task is timed on every call")
+    threads: Number | None = Field(
+        None, ge=1, description="CPU threads per task; none: as many as torch is set to use"
+    )
+
+    def __init__(self, /, _sources: Mapping[str, Source] | None = None, **values: Any) -> None:
+        sources = {key: Source("option", key) for key in values} | dict(_sources or {})
+        for key in values:
+            if key not in type(self).model_fields:
+                raise unknown_key(sources[key], type(self).model_fields)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = type(self).model_fields[str(first["loc"][0])]
+            raise bad_value(first, sources, field.description) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the other sources to `load_config_with_sources`, which keeps track of who said what."""
+        return (init_settings,)
+
+    def replace(self, **changes: Any) -> Config:
+        """Return a copy with other values for some keys, validated like any other config."""
+        return Config(**({key: getattr(self, key) for key in Config.model_fields} | changes))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values as JSON can hold them: a path as a string, a tuple as a list."""
+        return self.model_dump(mode="json")

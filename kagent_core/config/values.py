@@ -1,0 +1,169 @@
+"""The types of config values: what each accepts, and what it says of a value that it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+from pydantic_settings import NoDecode
+
+from kagent_core.config.logspec import parse_log_spec
+
+_DEVICE_TYPE = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+_DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d+)?", re.ASCII)
+_SIGNATURE = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
+
+
+class UnfitError(ValueError):
+    """A value that a validator of this module refuses: what it expected instead, and what may be meant.
+
+    `came` says what is wrong where that is only a part of the value.
+    """
+
+    def __init__(self, expected: str, hint: str | None = None, *, came: str | None = None) -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.hint = hint
+        self.came = came
+
+
+class Placement(Mapping[str, str]):
+    """A frozen, hashable mapping from signature to device; equal to any mapping with the same items."""
+
+    __slots__ = ("_devices",)
+
+    def __init__(self, devices: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._devices = dict(devices)
+
+    def __getitem__(self, signature: str) -> str:
+        return self._devices[signature]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._devices.items()))
+
+    def __repr__(self) -> str:
+        return f"Placement({self._devices!r})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(dict)
+        )
+
+    @classmethod
+    def _parse(cls, value: object) -> Self:
+        if isinstance(value, str):
+            value = _parse_pairs(value)
+        if not isinstance(value, Mapping):
+            raise UnfitError("a table of signatures and devices", 'for example {"aten::sort" = "cpu"}')
+        for signature, device in value.items():
+            if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature):
+                raise UnfitError("signatures such as 'aten::add.Tensor'", came=f"has {signature!r}")
+            try:
+                _named_device(device)
+            except UnfitError as error:
+                came = f"has {device!r} for '{signature}'"
+                raise UnfitError(error.expected, error.hint, came=came) from None
+        return cls(value)
+
+
+def _parse_pairs(text: str) -> object:
+    """Read ``aten::sort=cpu,aten::topk=cpu``, or the same as a JSON object."""
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UnfitError(f"JSON ({error})") from None
+    devices: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        signature, equals, device = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise UnfitError("SIGNATURE=DEVICE pairs", "for example 'aten::sort=cpu'", came=f"has '{pair}'")
+        if signature in devices:
+            raise UnfitError("each signature once", came=f"has '{signature}' twice")
+        devices[signature] = device
+    return devices
+
+
+def _named_device(device: object) -> str:
+    if isinstance(device, str) and _DEVICE.fullmatch(device) and device.partition(":")[0] != "auto":
+        return device
+    raise UnfitError("a device TYPE or TYPE:INDEX, such as 'cpu' or 'cuda:0'", _device_meant(device))
+
+
+def _device(device: str) -> str:
+    if device == "auto":
+        return device
+    try:
+        return _named_device(device)
+    except UnfitError as error:
+        raise UnfitError(f"'auto' or {error.expected}", error.hint) from None
+
+
+def _device_meant(device: object) -> str | None:
+    """Guess what a misspelt device was to be: ``CUDA``, ``cuda-0`` and ``cuda:`` are near enough."""
+    guess = re.sub(r"[^a-z0-9_]+", ":", str(device).strip().lower()).strip(":")
+    fits = _DEVICE.fullmatch(guess) and guess.partition(":")[0] != "auto"
+    return f"did you mean {guess!r}?" if fits else None
+
+
+def _device_types(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not _DEVICE_TYPE.fullmatch(name):
+            guess = name.lower().partition(":")[0]
+            hint = f"did you mean {guess!r}?" if _DEVICE_TYPE.fullmatch(guess) else None
+            raise UnfitError("device types such as 'cuda', without an index", hint, came=f"has {name!r}")
+    return names
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(filter(None, (part.strip() for part in value.split(","))))
+    return value
+
+
+def _whole_number(value: object) -> object:
+    if isinstance(value, bool):  # Python's True is an int, but `threads = true` is a mistake
+        raise UnfitError("a whole number")
+    return value
+
+
+def _absolute(path: Path) -> Path:
+    # A config is a key of caches, so it must mean the same after the program changes its directory.
+    try:
+        return path.expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # no such user, or the current directory was deleted
+        raise UnfitError("a path", str(error)) from None
+
+
+def _not_empty(value: object) -> object:
+    if value == "":  # which pathlib reads as the current directory
+        raise UnfitError("a path")
+    return value
+
+
+def _log_spec(spec: str) -> str:
+    parse_log_spec(spec)
+    return spec
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Number = Annotated[int, BeforeValidator(_whole_number)]
+Directory = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_absolute)]
+
+Device = Annotated[str, AfterValidator(_device)]
+NamedDevice = Annotated[str, AfterValidator(_named_device)]
+DeviceTypes = Annotated[Names, AfterValidator(_device_types)]
+LogSpec = Annotated[str, AfterValidator(_log_spec)]
