@@ -1,0 +1,216 @@
+"""What a device brings: the contracts that a plugin implements.
+
+A device *must* give a `Runtime` (seven methods), a `KernelRegistry`, an `ArgumentPacker` and a
+`LaunchConfigDeriver`. Everything marked *optional* has a default, and says what it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kagent_core.specs import (
+    BufferSpec,
+    Device,
+    DeviceInfo,
+    KernelDescriptor,
+    KernelTask,
+    LaunchConfig,
+    OpCall,
+    PackedArg,
+    TaskFinished,
+    TensorSpec,
+)
+
+if TYPE_CHECKING:
+    from kagent_core.registry import KernelRegistry
+
+CONTRACT_VERSION = 1
+"""Version of the contract between the core and its plugins. A plugin states the one that it was written for."""
+
+Environment = dict[int, Any]
+"""One call's buffers by id: a torch tensor for host memory, a `Region` for device memory."""
+
+Observer = Callable[[TaskFinished], None]
+"""Called after each task of a run that is observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Device memory of one of a program's buffers: what `Runtime.allocate` returned, and where in it it begins."""
+
+    buffer: Any
+    byte_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PointerArg:
+    """A tensor argument as a runtime sees it at launch: a buffer and where in it the tensor begins.
+
+    Attributes
+    ----------
+    buffer
+        What `Runtime.allocate` returned.
+    byte_offset
+        Of the tensor's first element.
+    spec
+        The tensor's dtype, shape and strides.
+    """
+
+    buffer: Any
+    byte_offset: int
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tasks of a plan on one device, in the order in which they run.
+
+    Attributes
+    ----------
+    device
+        Where they run.
+    tasks
+        Ready to launch.
+    buffers
+        Every buffer of the program, by id.
+    offsets
+        Byte offset in the device's arena of each intermediate buffer that is planned into it.
+    arena_nbytes
+        Size of that arena.
+    exports
+        Buffers made here that a later segment or the caller reads.
+    bases
+        By buffer, the spec of the tensor that an environment holds for it in host memory.
+    name
+        Of the program, for messages.
+    """
+
+    device: Device
+    tasks: tuple[KernelTask, ...]
+    buffers: tuple[BufferSpec, ...]
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    arena_nbytes: int = 0
+    exports: frozenset[int] = frozenset()
+    bases: Mapping[int, TensorSpec] = field(default_factory=dict)
+    name: str = "program"
+
+
+class SealedSegment(ABC):
+    """A segment made ready to run many times. One instance is used by one thread at a time."""
+
+    @abstractmethod
+    def run(self, environment: Environment) -> None:
+        """Run every task. Reads and fills `environment` in place."""
+
+    @abstractmethod
+    def run_observed(self, environment: Environment, observer: Observer) -> None:
+        """Run every task and tell `observer` about each, with its time. May be slower than `run`."""
+
+    def close(self) -> None:
+        """Give back what the segment holds. Optional: by default nothing."""
+
+
+class Runtime(ABC):
+    """Memory and launches of one opened device.
+
+    Buffers are whatever `allocate` returns; the core only hands them back. All methods are called with the
+    executor's lock held, so that a runtime needs no lock of its own.
+    """
+
+    host_memory: bool = False
+    """Optional: True when buffers are host memory, so that host tensors are used in place. Default: False."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """Return a new buffer of at least `nbytes` bytes, aligned for any dtype. Raises MemoryError."""
+
+    @abstractmethod
+    def free(self, buffer: Any) -> None:
+        """Release a buffer that `allocate` returned."""
+
+    @abstractmethod
+    def copy_in(self, buffer: Any, byte_offset: int, data: memoryview) -> None:
+        """Copy host bytes into a buffer. `data` may be reused by the caller as soon as this returns."""
+
+    @abstractmethod
+    def copy_out(self, buffer: Any, byte_offset: int, data: memoryview) -> None:
+        """Copy a buffer's bytes into host memory, after everything launched before has finished."""
+
+    @abstractmethod
+    def load(self, kernel: KernelDescriptor) -> Any:
+        """Return the kernel in the form that `launch` takes: compiled, loaded or just looked up."""
+
+    @abstractmethod
+    def launch(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
+        """Start a kernel. Tensors among `args` are `PointerArg`; the other values are as they were packed.
+
+        Everything that `args` refers to stays alive until `synchronize` or `copy_out` has returned.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when everything launched so far has finished. Raises what went wrong on the device."""
+
+    def seal(self, segment: Segment) -> Callable[[], SealedSegment] | None:
+        """Prepare a segment for running again and again; return what makes its instances.
+
+        Called once per plan; each concurrent call of the plan has an instance, with memory of its own.
+        Optional: by default the core launches task by task.
+        """
+        return None
+
+    def close(self) -> None:
+        """Release the device. Optional: by default nothing."""
+
+
+class ArgumentPacker(ABC):
+    """Turns an operator's arguments into a kernel's arguments."""
+
+    @abstractmethod
+    def pack(self, call: OpCall, kernel: KernelDescriptor) -> tuple[PackedArg, ...]:
+        """Return the packed arguments, in the kernel's order.
+
+        Raises
+        ------
+        PackingError
+            When a value does not fit the parameter that the kernel declares.
+        """
+
+
+class LaunchConfigDeriver(ABC):
+    """Chooses grid and block of a kernel from its problem's size. It asks the driver nothing: limits are data."""
+
+    @abstractmethod
+    def derive(self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo) -> LaunchConfig | None:
+        """Return the launch config; None when there is nothing to launch, as for an empty tensor."""
+
+
+@dataclass(frozen=True)
+class OpenDevice:
+    """A device in use: everything that its plugin brought for it.
+
+    Attributes
+    ----------
+    info
+        What the plugin told about the device when it was listed.
+    registry, packer, deriver, runtime
+        As above.
+    printer
+        The spelling of the device's C-like kernel language; None when it has none, and then no kernel is
+        generated for it.
+    """
+
+    info: DeviceInfo
+    registry: KernelRegistry
+    packer: ArgumentPacker
+    deriver: LaunchConfigDeriver
+    runtime: Runtime
+    printer: Any = None
+
+    @property
+    def device(self) -> Device:
+        """How users name it."""
+        return self.info.device
