@@ -1,0 +1,1 @@
+"""Capture: from torch.compile's graphs to programs of ATen operators."""

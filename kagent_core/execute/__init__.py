@@ -1,0 +1,1 @@
+"""ExecutorAgent: owns memory, orders tasks by the bytes that they touch, launches them, replays plans."""

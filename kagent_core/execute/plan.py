@@ -1,0 +1,208 @@
+"""ExecutionPlan: the sealed, replayable form of one captured graph for one set of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kagent_core.device import Environment, Observer, Region, SealedSegment, Segment
+from kagent_core.execute.agent import ExecutorAgent
+from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
+from kagent_core.schedule.placed import PlacedProgram, Transfer
+from kagent_core.specs import BufferKind, InputRef, KernelTask, TensorSpec
+
+_NO_GRAD_DISPATCH = torch._C._AutoDispatchBelowAutograd
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """A segment, and what makes instances of it that run."""
+
+    segment: Segment
+    make: Callable[[], SealedSegment]
+
+
+Step = PlannedSegment | Transfer
+
+
+class ExecutionPlan:
+    """Replays one program. Any number of threads may call it at once: each call has memory of its own.
+
+    Parameters
+    ----------
+    placed
+        The program with its final buffers.
+    steps
+        Segments and transfers, in order.
+    executors
+        By device, for the transfers.
+    constants
+        The captured graph's constants.
+    """
+
+    def __init__(
+        self,
+        placed: PlacedProgram,
+        steps: Sequence[Step],
+        executors: Callable[[Any], ExecutorAgent],
+        constants: Sequence[torch.Tensor],
+    ) -> None:
+        self.program = placed.program
+        self.placements = placed.placements
+        self.steps = tuple(steps)
+        self._executors = executors
+        self._bases = placed.bases
+        anchored = self.program.anchored
+        self._tensors = [
+            (index, spec.shape, spec.strides, spec.dtype.name, spec.storage_offset if index in anchored else None)
+            for index, spec in enumerate(self.program.inputs)
+            if isinstance(spec, TensorSpec)
+        ]
+        self._dtypes = [getattr(torch, name) for _, _, _, name, _ in self._tensors]
+        self._numbers = [(i, v) for i, v in enumerate(self.program.inputs) if not isinstance(v, TensorSpec)]
+        self._inputs = [(i, spec.buffer) for i, spec in enumerate(self.program.inputs) if isinstance(spec, TensorSpec)]
+        self._constants = {
+            spec.buffer: constants[self.program.buffers[spec.buffer].source or 0] for spec in self.program.constants
+        }
+        self._outputs = [self._output(value) for value in self.program.outputs]
+        self._idle: list[_Instance] = []
+
+    @property
+    def tasks(self) -> tuple[KernelTask, ...]:
+        """Every task, in the order in which they run."""
+        return tuple(t for step in self.steps if isinstance(step, PlannedSegment) for t in step.segment.tasks)
+
+    def accepts(self, args: Sequence[Any]) -> bool:
+        """Whether the plan was made for arguments like these: dtypes, shapes, strides and integers."""
+        for (index, shape, strides, _, offset), dtype in zip(self._tensors, self._dtypes, strict=True):
+            arg = args[index]
+            if arg.shape != shape or arg.stride() != strides or arg.dtype is not dtype:
+                return False
+            if offset is not None and arg.storage_offset() != offset:
+                return False
+        return all(args[index] == value for index, value in self._numbers)
+
+    def run(self, args: Sequence[Any], observer: Observer | None = None) -> list[Any]:
+        """Run the program and return its outputs.
+
+        Raises
+        ------
+        KernelExecutionError
+            When a kernel fails. The plan stays usable.
+        """
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = self._instantiate()
+        environment: Environment = dict(self._constants)
+        for index, buffer in self._inputs:
+            environment[buffer] = args[index]
+        try:
+            with _NO_GRAD_DISPATCH():
+                instance.run(environment, observer)
+                return [output(args, environment) for output in self._outputs]
+        finally:
+            self._idle.append(instance)
+
+    def close(self) -> None:
+        """Give back the memory of instances that are not running."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _instantiate(self) -> _Instance:
+        with torch.inference_mode(False):  # memory made under inference_mode could not be written outside of it
+            return _Instance(self.steps, self._executors, self._bases, self.program.buffers)
+
+    def _output(self, value: Any) -> Callable[[Sequence[Any], Environment], Any]:
+        if isinstance(value, InputRef):
+            index = value.index
+            return lambda args, environment: args[index]
+        if not isinstance(value, TensorSpec):
+            return lambda args, environment: value
+        base, buffer = self._bases[value.buffer], value.buffer
+        is_input = self.program.buffers[buffer].kind is BufferKind.INPUT
+        if value == base and not is_input:
+            return lambda args, environment: environment[buffer]
+        return lambda args, environment: view_of(environment[buffer], base, value)
+
+
+class _Instance:
+    """Memory and sealed segments for one call at a time."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        executors: Callable[[Any], ExecutorAgent],
+        bases: Any,
+        buffers: Sequence[Any],
+    ) -> None:
+        self._sealed: list[SealedSegment | _Copy] = []
+        for step in steps:
+            if isinstance(step, Transfer):
+                target = buffers[step.target]
+                self._sealed.append(_Copy(step, executors(step.device), bases, target.kind is BufferKind.INPUT))
+            else:
+                self._sealed.append(step.make())
+
+    def run(self, environment: Environment, observer: Observer | None) -> None:
+        if observer is None:
+            for step in self._sealed:
+                step.run(environment)
+        else:
+            for step in self._sealed:
+                step.run_observed(environment, observer)
+
+    def close(self) -> None:
+        for step in self._sealed:
+            step.close()
+
+
+class _Copy(SealedSegment):
+    """One transfer between host and device memory, with the device memory that it fills."""
+
+    def __init__(self, transfer: Transfer, executor: ExecutorAgent, bases: Any, to_input: bool) -> None:
+        self._transfer = transfer
+        self._executor = executor
+        self._runtime = executor.opened.runtime
+        self._source_base: TensorSpec = bases[transfer.source]
+        self._target_base: TensorSpec = bases[transfer.target]
+        self._to_input = to_input
+        self._region: Region | None = None
+        if transfer.to_device:
+            with executor.lock:
+                self._region = Region(self._runtime.allocate(max(transfer.nbytes, 1)))
+
+    def run(self, environment: Environment) -> None:
+        """Copy the bytes and enter the copy into `environment`."""
+        transfer = self._transfer
+        if self._region is not None:
+            host = host_bytes(environment[transfer.source], self._source_base, transfer.nbytes)
+            with self._executor.lock:
+                if transfer.nbytes:
+                    self._runtime.copy_in(self._region.buffer, self._region.byte_offset, host)
+            environment[transfer.target] = self._region
+            return
+        region: Region = environment[transfer.source]
+        copied = empty_like_spec(self._target_base, transfer.nbytes)
+        if transfer.nbytes:
+            with self._executor.lock:
+                whole = host_bytes(copied, self._target_base, transfer.nbytes)
+                self._runtime.copy_out(region.buffer, region.byte_offset, whole)
+        if self._to_input:  # element by element: what lies between a strided input's elements is not ours
+            environment[transfer.target].copy_(copied)
+        else:
+            environment[transfer.target] = copied
+
+    def run_observed(self, environment: Environment, observer: Observer) -> None:
+        """As `run`: a transfer is no task."""
+        self.run(environment)
+
+    def close(self) -> None:
+        """Free the device memory."""
+        if self._region is not None:
+            with self._executor.lock:
+                self._runtime.free(self._region.buffer)
+            self._region = None

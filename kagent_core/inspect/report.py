@@ -1,0 +1,55 @@
+"""What became of a captured program, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One operator that does not run on the device that was asked for.
+
+    Attributes
+    ----------
+    signature
+        The operator.
+    device
+        Where it runs instead.
+    reason
+        Why.
+    """
+
+    signature: str
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """One execution plan.
+
+    Attributes
+    ----------
+    program
+        Name of the captured graph.
+    device
+        The device that was asked for.
+    tasks
+        Kernel launches per call.
+    fallbacks
+        Operators that run elsewhere.
+    transfers
+        Copies between host and device memory per call.
+    arena_nbytes
+        Memory for intermediates, in bytes, over all devices.
+    build_ms
+        Time from the captured graph to the plan, in milliseconds.
+    """
+
+    program: str
+    device: str
+    tasks: int
+    fallbacks: tuple[Fallback, ...]
+    transfers: int
+    arena_nbytes: int
+    build_ms: float

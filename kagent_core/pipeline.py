@@ -1,0 +1,140 @@
+"""From a captured graph to results: the four agents in a row, plans kept by shape."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kagent_core.capture.graph import CapturedGraph
+from kagent_core.execute.plan import ExecutionPlan, PlannedSegment
+from kagent_core.extract.context import ExtractionRequest
+from kagent_core.extract.queue import TaskQueue
+from kagent_core.inspect.dump import dump_into_directory
+from kagent_core.inspect.logs import get_logger
+from kagent_core.inspect.report import Fallback, PlanReport
+from kagent_core.schedule.placed import PlacedCalls, Transfer
+from kagent_core.specs import Program
+
+if TYPE_CHECKING:
+    from kagent_core.session import Session
+
+log = get_logger("execute")
+
+
+def build_plan(session: Session, program: Program, constants: Sequence[torch.Tensor]) -> ExecutionPlan:
+    """Place a program, extract its tasks and prepare its segments.
+
+    Raises
+    ------
+    KagentError
+        What a stage or an agent raises.
+    """
+    started = time.perf_counter()
+    placed = session.scheduler.place(program, session.target)
+    exports = placed.exports()
+    steps: list[PlannedSegment | Transfer] = []
+    first_task = 0
+    for position, step in enumerate(placed.steps):
+        if isinstance(step, Transfer):
+            steps.append(step)
+            continue
+        steps.append(_build_segment(session, placed.program, step, exports[position], placed.bases, first_task))
+        first_task += len(steps[-1].segment.tasks)
+    plan = ExecutionPlan(placed, steps, session.executor_for, constants)
+    fallbacks = tuple(
+        Fallback(call.signature, str(placement.device), placement.reason)
+        for call, placement in zip(placed.program.calls, placed.placements, strict=True)
+        if placement.device != session.target.device
+    )
+    session.reports.append(
+        PlanReport(
+            program=program.name,
+            device=str(session.target.device),
+            tasks=first_task,
+            fallbacks=fallbacks,
+            transfers=sum(isinstance(step, Transfer) for step in steps),
+            arena_nbytes=sum(s.segment.arena_nbytes for s in steps if isinstance(s, PlannedSegment)),
+            build_ms=(time.perf_counter() - started) * 1e3,
+        )
+    )
+    return plan
+
+
+def _build_segment(
+    session: Session, program: Program, step: PlacedCalls, exports: frozenset[int], bases: Any, first_task: int
+) -> PlannedSegment:
+    executor = session.executor_for(step.device)
+    queue = TaskQueue()
+    request = ExtractionRequest(step.calls, step.device, program.buffers, first_task, program.name)
+    ctx = session.extractor.extract(request, executor.opened, queue, session.suggest)
+    queue.close()
+    if session.config.dump is not None:
+        dump_into_directory(ctx, session.config.dump)
+    segment = executor.prepare(queue, program.buffers, exports, bases, program.name)
+    return PlannedSegment(segment, executor.seal(segment))
+
+
+class CompiledGraph:
+    """A captured graph that runs: one plan per set of shapes, in a bounded cache.
+
+    Parameters
+    ----------
+    session
+        Devices and agents.
+    graph
+        What was captured.
+    """
+
+    def __init__(self, session: Session, graph: CapturedGraph) -> None:
+        self.session = session
+        self.graph = graph
+        self._plans: OrderedDict[Any, ExecutionPlan] = OrderedDict()
+        self._latest: ExecutionPlan | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Run the graph. Safe to call from many threads."""
+        plan = self._latest
+        if plan is not None and plan.accepts(args) and not self.session.config.profile:
+            return plan.run(args)
+        return self._run_found(args)
+
+    def plans(self) -> list[ExecutionPlan]:
+        """The plans in the cache, least recently used first."""
+        with self._lock:
+            return list(self._plans.values())
+
+    def _run_found(self, args: Sequence[Any]) -> list[Any]:
+        key = _key(args, self.graph.anchored)
+        with self._lock:
+            plan = self._plans.get(key)
+            fresh = plan is None
+            if plan is None:
+                plan = self._build(args)
+                self._plans[key] = plan
+                while len(self._plans) > self.session.config.plan_cache_size:
+                    _, oldest = self._plans.popitem(last=False)
+                    oldest.close()
+            self._plans.move_to_end(key)
+            self._latest = plan
+        return plan.run(args, self.session.observer(first_run=fresh))
+
+    def _build(self, args: Sequence[Any]) -> ExecutionPlan:
+        program = self.graph.program(args)
+        return build_plan(self.session, program, self.graph.constants)
+
+
+def _key(args: Sequence[Any], anchored: frozenset[int]) -> tuple[Any, ...]:
+    """What a plan depends on; the storage offset only where the program addresses it absolutely."""
+    return tuple(
+        (arg.dtype, tuple(arg.shape), arg.stride(), arg.storage_offset() if index in anchored else 0)
+        if isinstance(arg, torch.Tensor)
+        else (type(arg), arg)
+        for index, arg in enumerate(args)
+    )
+

@@ -1,0 +1,95 @@
+"""SchedulerAgent: gives every operator a device and a reason, and plans transfers where neighbours sit apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from kagent_core.config import Config
+from kagent_core.device import OpenDevice
+from kagent_core.errors import PluginError
+from kagent_core.hooks import Hooks
+from kagent_core.inspect.logs import get_logger
+from kagent_core.schedule.placed import PlacedProgram, TransferPlanner
+from kagent_core.schedule.request import PlacementRequest, Timing
+from kagent_core.specs import Device, DeviceInfo, OpCall, Program
+
+log = get_logger("schedule")
+
+
+class SchedulerAgent:
+    """Places programs. It never changes what is computed.
+
+    Parameters
+    ----------
+    hooks
+        With the placement stage.
+    config
+        Target device, fallback policy and placements by signature.
+    resolve, open_device
+        From a device's name to what its plugin tells of it, and to the opened device.
+    timing
+        Measured time of a call on a device.
+    """
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        config: Config,
+        resolve: Callable[[str], DeviceInfo],
+        open_device: Callable[[DeviceInfo], OpenDevice],
+        timing: Timing,
+    ) -> None:
+        self._hooks = hooks
+        self._config = config
+        self._resolve = resolve
+        self._open = open_device
+        self._timing = timing
+
+    def place(self, program: Program, target: DeviceInfo) -> PlacedProgram:
+        """Return the program's segments and transfers.
+
+        Raises
+        ------
+        KernelNotFoundError
+            When the target has no kernel for a call and config says ``missing_kernel = "error"``.
+        DeviceError
+            When a device that config names cannot be used.
+        """
+        opened: dict[Device, OpenDevice] = {target.device: self._open(target)}
+
+        def named(name: str) -> Device:
+            info = self._resolve(name)
+            opened.setdefault(info.device, self._open(info))
+            return info.device
+
+        def has_kernel(device: Device, call: OpCall) -> bool:
+            return opened[device].registry.has(call)
+
+        fallback = target.device if self._config.missing_kernel == "error" else named(self._config.fallback_device)
+        request = PlacementRequest(program, target.device, fallback, self._config, has_kernel, self._timing, named)
+        placements = self._hooks.call.kagent_place(request=request)
+        if placements is None or len(placements) != len(program.calls):
+            count = "none" if placements is None else str(len(placements))
+            raise PluginError(f"the placement stage returned {count} placements for {len(program.calls)} calls")
+        for call, placement in zip(program.calls, placements, strict=True):
+            log.debug("%s (%s) on %s: %s", call.name, call.signature, placement.device, placement.reason)
+            if placement.device not in opened:
+                named(str(placement.device))
+            opened[placement.device].registry.find(call)
+        placed = TransferPlanner(program, placements, lambda d: opened[d].runtime.host_memory).plan()
+        _tell_fallbacks(placed, target.device)
+        return placed
+
+
+def _tell_fallbacks(placed: PlacedProgram, target: Device) -> None:
+    """Never a silent fallback: one line says what went elsewhere and why."""
+    moved = Counter(
+        (str(placement.device), placement.reason)
+        for placement in placed.placements
+        if placement.device != target
+    )
+    if moved:
+        told = "; ".join(f"{count} on {device} ({reason})" for (device, reason), count in moved.most_common())
+        total = sum(moved.values())
+        log.warning("%s: %d of %d calls do not run on %s: %s", placed.program.name, total, len(placed.placements), target, told)

@@ -1,0 +1,184 @@
+"""A session: one config, its plugins, its opened devices and the four agents."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kagent_core.config import Config
+from kagent_core.device import Observer, OpenDevice
+from kagent_core.execute.agent import ExecutorAgent
+from kagent_core.extract.agent import ExtractorAgent
+from kagent_core.extract.stages import DefaultStages
+from kagent_core.inspect import logs
+from kagent_core.inspect.report import PlanReport
+from kagent_core.plugins import PluginManager
+from kagent_core.profile.problem import problem_key
+from kagent_core.schedule.agent import SchedulerAgent
+from kagent_core.schedule.stages import DefaultPlacement
+from kagent_core.single import SingleOperators
+from kagent_core.specs import Device, DeviceInfo, KernelDescriptor, LaunchConfig, OpCall, TaskFinished
+
+if TYPE_CHECKING:
+    from kagent_core.profile.agent import ProfilerAgent
+
+PROFILE_FILE = "profile.sqlite3"
+
+
+class Session:
+    """Everything that compiling and running a program needs. Built from a config; holds no global state.
+
+    Parameters
+    ----------
+    config
+        Validated settings.
+    extra
+        Plugins that the running program registers itself, by name.
+
+    Raises
+    ------
+    DeviceError
+        When the config's device does not exist or cannot be used.
+    PluginError
+        When a plugin that is needed is broken.
+    """
+
+    def __init__(self, config: Config, extra: Sequence[tuple[str, object]] = ()) -> None:
+        self.config = config
+        core = (("kagent-extract", DefaultStages()), ("kagent-schedule", DefaultPlacement()))
+        self.plugins = PluginManager(config, (*core, *extra))
+        self.plugins.load_stages()
+        self.target: DeviceInfo = self.plugins.resolve(config.device)
+        self.scheduler = SchedulerAgent(
+            self.plugins.hooks, config, self.plugins.resolve, self.plugins.open, self._time_ms
+        )
+        self.extractor = ExtractorAgent(self.plugins.hooks, config)
+        self.reports: deque[PlanReport] = deque(maxlen=256)
+        self.single = SingleOperators()
+        self._executors: dict[Device, ExecutorAgent] = {}
+        self._lock = threading.RLock()
+
+    @functools.cached_property
+    def profiler(self) -> ProfilerAgent:
+        """The ProfilerAgent; made when ``profile`` first needs it, so that others never touch its file."""
+        from kagent_core.profile.agent import ProfilerAgent
+
+        return ProfilerAgent(self.config.cache_dir / PROFILE_FILE)
+
+    def open(self, device: Device) -> OpenDevice:
+        """Return a device, opened once."""
+        return self.plugins.open(self.plugins.resolve(str(device)))
+
+    def executor_for(self, device: Device) -> ExecutorAgent:
+        """Return the device's ExecutorAgent."""
+        with self._lock:
+            if device not in self._executors:
+                self._executors[device] = ExecutorAgent(self.open(device))
+            return self._executors[device]
+
+    def suggest(self, kernel: KernelDescriptor, calls: Sequence[OpCall]) -> LaunchConfig | None:
+        """Ask the ProfilerAgent for the best launch config known."""
+        if not self.config.profile:
+            return None
+        return self.profiler.suggest(self.target, kernel.name, problem_key(calls))
+
+    def observer(self, first_run: bool) -> Observer | None:
+        """Return what watches a run task by task, or None when nothing wants to.
+
+        With ``profile`` every run is observed; else a plan's first one, if a plugin asks for the event.
+        """
+        wanted = bool(self.plugins.hooks.implementers("kagent_task_finished"))
+        if self.config.profile or (first_run and wanted):
+            return self._task_finished
+        return None
+
+    def close(self) -> None:
+        """Write the profile down and close every device."""
+        if "profiler" in self.__dict__:
+            self.profiler.close()
+        self.plugins.close()
+
+    def _task_finished(self, event: TaskFinished) -> None:
+        if self.config.profile and event.error is None:
+            self.profiler.record(self.open(event.task.device).info, event)
+        self.plugins.hooks.call.kagent_task_finished(event=event)
+
+    def _time_ms(self, device: Device, call: OpCall) -> float | None:
+        if not self.config.profile:
+            return None
+        return self.profiler.time_ms(self.open(device).info, call)
+
+
+class _Sessions:
+    """The process's sessions, by config and by the plugins that the program registered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._known: dict[tuple[Config, tuple[int, ...]], Session] = {}
+        self._extra: list[tuple[str, object]] = []
+        self._count = 0
+
+    def get(self, config: Config) -> Session:
+        with self._lock:
+            key = (config, tuple(id(plugin) for _, plugin in self._extra))
+            if key not in self._known:
+                logs.configure(config.logs)
+                self._known[key] = Session(config, tuple(self._extra))
+            return self._known[key]
+
+    @contextmanager
+    def extra(self, plugin: object, name: str | None) -> Iterator[None]:
+        with self._lock:
+            self._count += 1
+            entry = (name or f"{type(plugin).__name__}-{self._count}", plugin)
+            self._extra.append(entry)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._extra.remove(entry)
+                for key in [k for k in self._known if id(plugin) in k[1]]:
+                    del self._known[key]
+
+
+_sessions = _Sessions()
+
+
+def session_for(config: Config) -> Session:
+    """Return the process's session for a config, made the first time that it is asked for.
+
+    Raises
+    ------
+    KagentError
+        As `Session`.
+    """
+    return _sessions.get(config)
+
+
+@contextmanager
+def use_plugin(plugin: object, name: str | None = None) -> Iterator[None]:
+    """Register a plugin of the running program for what is compiled inside the ``with`` block.
+
+    Parameters
+    ----------
+    plugin
+        A module or an object with methods marked ``@kagent_core.hookimpl``.
+    name
+        For messages; made from its class by default.
+
+    Examples
+    --------
+    >>> from kagent_core import hookimpl, use_plugin
+    >>> class Quiet:
+    ...     @hookimpl
+    ...     def kagent_task_finished(self, event):
+    ...         pass
+    >>> with use_plugin(Quiet()):
+    ...     pass
+    """
+    with _sessions.extra(plugin, name):
+        yield

@@ -1,0 +1,182 @@
+"""One operator through the whole pipeline, with plans kept for arguments that come again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx import Graph, GraphModule
+from torch.utils import _pytree as pytree
+
+from kagent_core.capture.graph import CapturedGraph
+from kagent_core.capture.schemas import schema_of, signature_of
+from kagent_core.errors import KernelNotFoundError
+from kagent_core.execute.aliasing import overlap_with_written
+from kagent_core.inspect.logs import get_logger
+from kagent_core.pipeline import CompiledGraph
+from kagent_core.specs import OpCall
+
+if TYPE_CHECKING:
+    from kagent_core.session import Session
+
+log = get_logger("capture")
+
+KEPT_OPERATORS = 256
+
+
+class _Single:
+    """One operator's graph, compiled, and how to put its flat outputs back into what the operator returns."""
+
+    def __init__(self, compiled: CompiledGraph, spec: pytree.TreeSpec) -> None:
+        self.compiled = compiled
+        self.spec = spec
+
+
+class SingleOperators:
+    """The single-operator graphs of a session, least recently used dropped first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Any, _Single] = OrderedDict()
+        self._lock = RLock()
+
+    def run(self, session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator and return what it returns. No gradient is recorded.
+
+        Raises
+        ------
+        KernelNotFoundError
+            When the size of the result depends on data and config allows no fallback device to find out.
+        KagentError
+            As the agents raise.
+        """
+        leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        key = (overload, structure, tuple(_leaf_key(leaf) for leaf in leaves))
+        with self._lock:
+            single = self._known.get(key)
+            if single is None:
+                try:
+                    single = _build(session, overload, leaves, structure)
+                except (DataDependentOutputException, DynamicOutputShapeException):
+                    return _run_unplanned(session, overload, args, kwargs)
+                self._known[key] = single
+                if len(self._known) > KEPT_OPERATORS:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+        return pytree.tree_unflatten(single.compiled(tensors), single.spec)
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.is_conj(), leaf.is_neg())
+    return (type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf)
+
+
+def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: pytree.TreeSpec) -> _Single:
+    """Write a graph with this one operator, as capture would have."""
+    graph, mode = Graph(), FakeTensorMode(allow_non_fake_inputs=True)
+    nodes: list[Any] = []
+    fakes: list[Any] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            nodes.append(leaf)
+            fakes.append(leaf)
+            continue
+        node = graph.placeholder(f"arg{len(graph.nodes)}")
+        fake = mode.from_tensor(leaf.detach())
+        node.meta["val"] = fake
+        nodes.append(node)
+        fakes.append(fake)
+    fake_args, fake_kwargs = pytree.tree_unflatten(fakes, structure)
+    with mode, torch.no_grad():
+        value = overload(*fake_args, **fake_kwargs)
+    node_args, node_kwargs = pytree.tree_unflatten(nodes, structure)
+    call = graph.call_function(overload, node_args, node_kwargs)
+    call.meta["val"] = value
+    flat, spec = pytree.tree_flatten(value)
+    graph.output(_outputs(graph, call, value, flat, overload))
+    name = signature_of(overload).replace("::", "_").replace(".", "_")
+    module = GraphModule(torch.nn.Module(), graph)
+    return _Single(CompiledGraph(session, CapturedGraph(module, name)), spec)
+
+
+def _outputs(graph: Graph, call: Any, value: Any, flat: Sequence[Any], overload: Any) -> tuple[Any, ...]:
+    """Nodes for the flat results; an argument that is written and returned stands for itself."""
+    written = [arg.alias_info.before_set if arg.alias_info else None for arg in overload._schema.arguments]
+    returned = []
+    for result in overload._schema.returns:
+        info = result.alias_info
+        position = written.index(info.before_set) if info is not None and info.is_write else None
+        returned.append(position)
+    if len(flat) == 1 and isinstance(value, torch.Tensor):
+        return (_argument(call, overload, returned[0]) or call,)
+    outputs: list[Any] = []
+    paths = pytree.tree_flatten_with_path(value)[0]
+    for path, item in paths:
+        if not isinstance(item, torch.Tensor):
+            outputs.append(item)
+            continue
+        same = _argument(call, overload, returned[path[0].idx]) if len(path) == 1 and len(returned) > 1 else None
+        if same is None:
+            same, part = call, value
+            for step in path:
+                part = part[step.idx]
+                same = graph.call_function(_getitem, (same, step.idx))
+                same.meta["val"] = part
+        outputs.append(same)
+    return tuple(outputs)
+
+
+def _argument(call: Any, overload: Any, position: int | None) -> Any:
+    if position is None:
+        return None
+    name = overload._schema.arguments[position].name
+    found = call.args[position] if position < len(call.args) else call.kwargs.get(name)
+    return found if isinstance(found, torch.fx.Node) else None
+
+
+def _getitem(value: Any, index: int) -> Any:
+    return value[index]
+
+
+def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operator whose result's size only running tells: on a device in host memory, by its own kernel."""
+    signature = signature_of(overload)
+    target = session.open(session.target.device)
+    opened = target
+    if not target.runtime.host_memory:
+        if session.config.missing_kernel == "error":
+            raise KernelNotFoundError(
+                f"the size of what {signature} returns depends on data, so '{target.device}' cannot plan memory for it",
+                hint='set missing_kernel = "fallback" to run it on the fallback device',
+            )
+        opened = session.open(session.plugins.resolve(session.config.fallback_device).device)
+        log.warning("%s runs on %s: the size of its result depends on data", signature, opened.device)
+    names = [argument.name for argument in schema_of(overload).arguments]
+    call = OpCall(0, overload.__name__, signature, dict(zip(names, args, strict=False)), (), (), (), overload=overload)
+    kernel = opened.registry.find(call)
+    if kernel.function is None:
+        raise KernelNotFoundError(f"kernel '{kernel.name}' for {signature} cannot be called without planned memory")
+    with torch.no_grad():
+        return kernel.function(*args, **kwargs)
+
+
+def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one overload in a session. A call that writes memory which it also reads elsewhere runs in host memory."""
+    schema = schema_of(overload)
+    if schema.writes and not session.open(session.target.device).runtime.host_memory:
+        written = {i for i, a in enumerate(schema.arguments) if a.writes and i < len(args)}
+        if overlap_with_written(args, written) is not None:
+            from kagent_core.session import session_for
+
+            log.warning("%s runs on the fallback device: its arguments share memory", schema.signature)
+            session = session_for(session.config.replace(device=session.config.fallback_device))
+    return session.single.run(session, overload, args, kwargs)

@@ -1,0 +1,257 @@
+"""A segment as the source of one Python function: straight-line calls of kernels, with nothing to look up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from kagent_core.device import Segment
+from kagent_core.extract.packing import fresh_results
+from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten_tensors
+from kagent_cpu.aten import AtenKernel
+
+_PLAIN = (int, bool, str, type(None))
+
+
+@dataclass
+class SegmentSource:
+    """Source of a segment's function, and what its names stand for.
+
+    Attributes
+    ----------
+    lines
+        The function ``replay(env)``; line n of the source is ``lines[n - 1]``.
+    observed_lines
+        The same with a call of ``finished(position)`` after each task.
+    constants
+        Kernels and values by name.
+    planned
+        Name of each tensor that lies in the arena, by its spec.
+    line_tasks
+        Position of the task that each line of `lines` (or `observed_lines`) belongs to, by line number.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    observed_lines: list[str] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    planned: dict[TensorSpec, str] = field(default_factory=dict)
+    line_tasks: dict[int, int] = field(default_factory=dict)
+    observed_line_tasks: dict[int, int] = field(default_factory=dict)
+
+
+class SegmentWriter:
+    """Writes a segment down.
+
+    Tensors in the arena are made once per instance and are globals of the function. Tensors on memory that changes
+    from call to call (inputs, results that the caller keeps, results that a kernel allocates) are locals, made where
+    they are first needed and dropped after their last use.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._source = SegmentSource()
+        self._locals: dict[TensorSpec, str] = {}
+        self._bases: dict[int, tuple[str, TensorSpec]] = {}
+        self._names: dict[int, str] = {}
+        self._body: list[tuple[str, int]] = []
+        self._task = 0
+        self._views = 0
+
+    def write(self) -> SegmentSource:
+        """Return the source."""
+        last_use = self._last_uses()
+        for position, task in enumerate(self._segment.tasks):
+            self._task = position
+            self._write_task(task)
+            dead = last_use.get(position)
+            names = [] if dead is None else self._forget(dead)
+            if names:
+                self._emit(f"del {', '.join(names)}")
+        for buffer in sorted(self._segment.exports):
+            self._emit(f"env[{buffer}] = {self._bases[buffer][0]}")
+        self._assemble()
+        return self._source
+
+    # -- one task
+
+    def _write_task(self, task: KernelTask) -> None:
+        kernel = task.kernel.function
+        for arg in task.args:
+            if arg.access is not Access.OUT:
+                for spec in flatten_tensors(arg.value):
+                    self._tensor(spec)
+        results = fresh_results(task.calls[0])
+        into = bool(results) and all(spec.buffer in self._segment.offsets for spec in results)
+        if into and not task.kernel.allocates:
+            variant = kernel.into if isinstance(kernel, AtenKernel) else kernel
+            self._emit(f"{self._constant(variant, task)}({self._arguments(task.args)})  {self._comment(task)}")
+            return
+        given = [arg for arg in task.args if arg.access is not Access.OUT]
+        if results and not task.kernel.allocates and not isinstance(kernel, AtenKernel):
+            self._write_into_new(task, results)
+            return
+        variant = kernel.call if isinstance(kernel, AtenKernel) else kernel
+        call = f"{self._constant(variant, task)}({self._arguments(given)})"
+        self._emit(f"{self._targets(task, results, call)}  {self._comment(task)}")
+        for spec in self._firsts(results):
+            name, base = self._bases[spec.buffer]
+            self._emit(f"{name} = conform({name}, {self._constant(_geometry(base))})")
+
+    def _write_into_new(self, task: KernelTask, results: list[TensorSpec]) -> None:
+        """A user's kernel that fills results which outlive the call: give it new ones."""
+        for spec in self._firsts(results):
+            name = self._new_base(spec)
+            nbytes = self._segment.buffers[spec.buffer].nbytes
+            self._emit(f"{name} = empty_like_spec({self._constant(spec)}, {nbytes})")
+        self._emit(f"{self._constant(task.kernel.function, task)}({self._arguments(task.args)})  {self._comment(task)}")
+
+    def _targets(self, task: KernelTask, results: list[TensorSpec], call: str) -> str:
+        """Return the statement that calls a kernel which allocates, and takes its results apart."""
+        returned = task.calls[0].results
+        if not results:
+            return call
+        names: list[str] = []
+        seen: set[int] = set()
+        fresh = {id(spec) for spec in results}
+        for spec in returned:
+            if spec is None or id(spec) not in fresh or spec.buffer in seen:
+                names.append("_")
+                continue
+            seen.add(spec.buffer)
+            names.append(self._new_base(spec))
+        if len(returned) == 1 and not _returns_list(task):
+            return f"{names[0]} = {call}"
+        nested = "flatten" if _returns_list(task) else ""
+        taken = f"{nested}({call})" if nested else call
+        return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {taken}"
+
+    def _firsts(self, results: list[TensorSpec]) -> list[TensorSpec]:
+        first: dict[int, TensorSpec] = {}
+        for spec in results:
+            first.setdefault(spec.buffer, spec)
+        return list(first.values())
+
+    def _new_base(self, spec: TensorSpec) -> str:
+        name = f"r{spec.buffer}"
+        self._bases[spec.buffer] = (name, spec)
+        self._locals[spec] = name
+        return name
+
+    # -- arguments
+
+    def _arguments(self, args: list[PackedArg] | tuple[PackedArg, ...]) -> str:
+        return ", ".join(
+            f"{arg.name}={self._value(arg.value)}" if arg.keyword else self._value(arg.value) for arg in args
+        )
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, TensorSpec):
+            return self._tensor(value)
+        if isinstance(value, tuple):
+            return f"[{', '.join(self._value(item) for item in value)}]"
+        if isinstance(value, _PLAIN) or (isinstance(value, float) and math.isfinite(value)):
+            return repr(value)
+        return self._constant(value)
+
+    def _tensor(self, spec: TensorSpec) -> str:
+        if spec.buffer in self._segment.offsets:
+            return self._source.planned.setdefault(spec, f"t{len(self._source.planned)}")
+        if spec in self._locals:
+            return self._locals[spec]
+        name, base = self._base(spec.buffer)
+        if spec == base:
+            self._locals[spec] = name
+            return name
+        view = f"v{self._views}"
+        self._views += 1
+        if spec.dtype == base.dtype and spec.conj == base.conj and spec.neg == base.neg:
+            shift = spec.storage_offset - base.storage_offset
+            offset = f"{name}.storage_offset()" + (f" + {shift}" if shift else "")
+            self._emit(f"{view} = as_strided({name}, {spec.shape}, {spec.strides}, {offset})")
+        else:
+            self._emit(f"{view} = view_of({name}, {self._constant(base)}, {self._constant(spec)})")
+        self._locals[spec] = view
+        return view
+
+    def _base(self, buffer: int) -> tuple[str, TensorSpec]:
+        if buffer not in self._bases:
+            name = f"b{buffer}"
+            self._emit(f"{name} = env[{buffer}]")
+            self._bases[buffer] = (name, self._segment.bases[buffer])
+        return self._bases[buffer]
+
+    def _constant(self, value: Any, task: KernelTask | None = None) -> str:
+        key = id(value)
+        if key not in self._names:
+            label = "c" if task is None else "k_" + "".join(c if c.isalnum() else "_" for c in task.kernel.signature)
+            self._names[key] = f"{label}_{len(self._source.constants)}"
+            self._source.constants[self._names[key]] = value
+        return self._names[key]
+
+    # -- lifetimes and lines
+
+    def _last_uses(self) -> dict[int, set[int]]:
+        """For each task, the buffers that no later task touches."""
+        last: dict[int, int] = {}
+        for position, task in enumerate(self._segment.tasks):
+            for span in (*task.reads, *task.writes):
+                last[span.buffer] = position
+        dead: dict[int, set[int]] = {}
+        allocated = {spec.buffer for task in self._segment.tasks for spec in fresh_results(task.calls[0])}
+        for buffer, position in last.items():
+            if buffer in allocated and buffer not in self._segment.exports:
+                dead.setdefault(position, set()).add(buffer)
+        return dead
+
+    def _forget(self, buffers: set[int]) -> list[str]:
+        """Drop the names of tensors on buffers that no later task touches."""
+        specs = [spec for spec in self._locals if spec.buffer in buffers]
+        names = sorted({self._locals.pop(spec) for spec in specs})
+        for buffer in buffers:
+            base = self._bases.pop(buffer, None)
+            if base is not None and base[0] not in names:
+                names.append(base[0])
+        return names
+
+    def _emit(self, line: str) -> None:
+        self._body.append((line, self._task))
+
+    def _comment(self, task: KernelTask) -> str:
+        call = task.calls[0]
+        made = ", ".join(str(spec) for spec in call.outputs)
+        line = call.provenance.line
+        return f"# {task.name}: {made}" + (f"  <- {line}" if line else "")
+
+    def _assemble(self) -> None:
+        source = self._source
+        source.lines.append("def replay(env):")
+        source.observed_lines.append("def replay_observed(env, started, finished):")
+        previous: int | None = None
+        for line, task in self._body:
+            source.lines.append(f"    {line}")
+            source.line_tasks[len(source.lines)] = task
+            if task != previous:
+                if previous is not None:
+                    source.observed_lines.append(f"    finished({previous})")
+                source.observed_lines.append("    started()")
+                previous = task
+            source.observed_lines.append(f"    {line}")
+            source.observed_line_tasks[len(source.observed_lines)] = task
+        if previous is not None:
+            source.observed_lines.append(f"    finished({previous})")
+        for lines in (source.lines, source.observed_lines):
+            if len(lines) == 1:
+                lines.append("    pass")
+
+
+def _geometry(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], TensorSpec]:
+    return (spec.shape, spec.strides, spec)
+
+
+def _returns_list(task: KernelTask) -> bool:
+    """Whether the operator returns a list among its results, so that they must be flattened."""
+    overload = task.calls[0].overload
+    return overload is not None and any("List" in str(r.type) or "[]" in str(r.type) for r in overload._schema.returns)
+
+

@@ -1,0 +1,36 @@
+"""How the CPU splits a kernel's work: chunks of elements over threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kagent_core.device import LaunchConfigDeriver
+from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, OpCall
+
+GRAIN = 32768
+"""Elements below which ATen does not split work (``at::internal::GRAIN_SIZE``)."""
+
+
+class ChunkDeriver(LaunchConfigDeriver):
+    """One block per chunk, one thread per block: as many chunks as threads have `GRAIN` elements to do.
+
+    Parameters
+    ----------
+    threads
+        Most threads; None for what torch is set to.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+
+    def derive(
+        self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo
+    ) -> LaunchConfig:
+        """Return the launch config. Never None: ATen's kernels take empty tensors, and may have work to do."""
+        specs = [spec for call in calls for spec in (*call.inputs, *call.outputs)]
+        elements = max((spec.numel for spec in specs), default=0)
+        threads = self._threads or torch.get_num_threads()
+        chunks = max(1, min(threads, -(-elements // GRAIN)))
+        return LaunchConfig(grid=(chunks, 1, 1))

@@ -1,0 +1,175 @@
+"""Running a segment on the CPU: its function, with memory of its own."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import time
+from types import CodeType
+from typing import Any, NoReturn
+
+import torch
+
+from kagent_core.capture.schemas import torch_dtype
+from kagent_core.device import Environment, Observer, SealedSegment, Segment
+from kagent_core.execute.failure import kernel_failure
+from kagent_core.execute.host import empty_like_spec, view_of
+from kagent_core.inspect.logs import get_logger
+from kagent_core.specs import DType, TaskFinished, TensorSpec
+from kagent_cpu.code import SegmentSource, SegmentWriter
+
+log = get_logger("execute")
+
+_BYTE = DType("uint8", 1)
+_as_strided = torch.ops.aten.as_strided.default._op
+_copy = torch.ops.aten.copy_.default._op
+
+
+class CompiledSegment:
+    """A segment's source, compiled: shared by every instance of the segment."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.source: SegmentSource = SegmentWriter(segment).write()
+        self.filename = f"<kagent {segment.name} on {segment.device} {id(self):x}>"
+        self.code = self._compile(self.source.lines, self.filename)
+        log.debug("%s as one function:\n%s", segment.name, "\n".join(self.source.lines))
+
+    @functools.cached_property
+    def observed_code(self) -> CodeType:
+        """The variant that reports every task; compiled when first asked for."""
+        return self._compile(self.source.observed_lines, self.filename + " observed")
+
+    @staticmethod
+    def _compile(lines: list[str], filename: str) -> CodeType:
+        text = "\n".join(lines) + "\n"
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+        return compile(text, filename, "exec")
+
+    def __del__(self) -> None:
+        for filename in (self.filename, self.filename + " observed"):
+            linecache.cache.pop(filename, None)
+
+
+class CpuSegment(SealedSegment):
+    """One instance of a segment: its function and its arena.
+
+    Parameters
+    ----------
+    compiled
+        What to run.
+    threads
+        Threads that a kernel may use; None for what torch is set to.
+    """
+
+    def __init__(self, compiled: CompiledSegment, threads: int | None = None) -> None:
+        self._segment = segment = compiled.segment
+        self._threads = threads
+        self._compiled = compiled
+        source = compiled.source
+        arena = torch.empty(max(segment.arena_nbytes, 1), dtype=torch.uint8, device="cpu")
+        self._bounds = (arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes)
+        self._globals: dict[str, Any] = {
+            "as_strided": _as_strided,
+            "view_of": view_of,
+            "empty_like_spec": empty_like_spec,
+            "conform": self._conform,
+            "flatten": _flatten,
+            **source.constants,
+        }
+        whole = TensorSpec(_BYTE, (segment.arena_nbytes,), (1,), 0, 0)
+        for spec, name in source.planned.items():
+            self._globals[name] = _planned(arena, whole, spec, segment.offsets[spec.buffer])
+        self._replay = self._define(self._compiled.code, "replay")
+
+    def run(self, environment: Environment) -> None:
+        """Run every task in the calling thread."""
+        try:
+            if self._threads is None or self._threads == torch.get_num_threads():
+                self._replay(environment)
+            else:
+                self._run_with_threads(environment)
+        except Exception as error:
+            self._raise_explained(error, self._compiled.source.line_tasks)
+
+    def run_observed(self, environment: Environment, observer: Observer) -> None:
+        """Run every task and report each with its time."""
+        began = 0.0
+
+        def started() -> None:
+            nonlocal began
+            began = time.perf_counter()
+
+        def finished(position: int) -> None:
+            elapsed = (time.perf_counter() - began) * 1e3
+            observer(TaskFinished(self._segment.tasks[position], elapsed))
+
+        replay = self._define(self._compiled.observed_code, "replay_observed")
+        try:
+            replay(environment, started, finished)
+        except Exception as error:
+            self._raise_explained(error, self._compiled.source.observed_line_tasks)
+
+    def _run_with_threads(self, environment: Environment) -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            self._replay(environment)
+        finally:
+            torch.set_num_threads(before)
+
+    def _define(self, code: CodeType, name: str) -> Any:
+        namespace: dict[str, Any] = {}
+        exec(code, self._globals, namespace)  # noqa: S102 - our own source, written by SegmentWriter
+        return namespace[name]
+
+    def _conform(self, result: torch.Tensor, geometry: tuple[Any, Any, TensorSpec]) -> torch.Tensor:
+        """Return a kernel's result laid out as the program expects, on memory that nobody else writes.
+
+        Capture's strides come from meta kernels; where ATen's own kernel lays its result out otherwise, or hands
+        back one of its inputs, the result is copied.
+        """
+        shape, strides, spec = geometry
+        address = result.data_ptr()
+        if (
+            result.shape == shape
+            and result.stride() == strides
+            and result.storage_offset() == spec.storage_offset
+            and not self._bounds[0] <= address < self._bounds[1]
+        ):
+            return result
+        if result.shape != shape or result.dtype is not torch_dtype(spec.dtype):
+            raise RuntimeError(f"the kernel returned {result.dtype} {tuple(result.shape)}, capture expected {spec}")
+        laid_out = empty_like_spec(spec, 0)
+        _copy(laid_out, result)
+        return laid_out
+
+    def _raise_explained(self, error: Exception, line_tasks: dict[int, int]) -> NoReturn:
+        """Raise what the user is told: the task that failed is known from the line of the segment's function."""
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename.startswith(self._compiled.filename):
+                position = line_tasks.get(traceback.tb_lineno)
+                if position is not None:
+                    raise kernel_failure(self._segment.tasks[position], error) from error
+            traceback = traceback.tb_next
+        raise error
+
+
+def _planned(arena: torch.Tensor, whole: TensorSpec, spec: TensorSpec, offset: int) -> torch.Tensor:
+    moved = TensorSpec(
+        spec.dtype,
+        spec.shape,
+        spec.strides,
+        spec.storage_offset + offset // spec.dtype.itemsize,
+        0,
+        spec.conj,
+        spec.neg,
+    )
+    return view_of(arena, whole, moved)
+
+
+def _flatten(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _flatten(item)]
+    return [value]
