@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import OrderedDict
@@ -71,7 +72,8 @@ def _build_segment(
     executor = session.executor_for(step.device)
     queue = TaskQueue()
     request = ExtractionRequest(step.calls, step.device, program.buffers, first_task, program.name)
-    ctx = session.extractor.extract(request, executor.opened, queue, session.suggest)
+    suggest = functools.partial(session.suggest, executor.opened.info)
+    ctx = session.extractor.extract(request, executor.opened, queue, suggest)
     queue.close()
     if session.config.dump is not None:
         dump_into_directory(ctx, session.config.dump)
@@ -100,7 +102,7 @@ class CompiledGraph:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the graph. Safe to call from many threads."""
         plan = self._latest
-        if plan is not None and plan.accepts(args) and not self.session.config.profile:
+        if plan is not None and plan.accepts(args) and not self.session.watches_every_run:
             return plan.run(args)
         return self._run_found(args)
 

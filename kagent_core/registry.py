@@ -162,6 +162,6 @@ def refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
             return f"takes {', '.join(sorted(kernel.dtypes))}, not {spec.dtype}"
         if kernel.contiguous and not spec.is_contiguous:
             return f"takes contiguous tensors, not {spec} with strides {spec.strides}"
-        if (spec.conj or spec.neg) and not kernel.allocates and kernel.parameters:
+        if (spec.conj or spec.neg) and not kernel.lazy_bits:
             return f"does not read lazily conjugated or negated tensors, such as {spec}"
     return None

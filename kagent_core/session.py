@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kagent_core.config import Config
+from kagent_core.config import TRACE, Config
 from kagent_core.device import Observer, OpenDevice
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.extract.agent import ExtractorAgent
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kagent_core.profile.agent import ProfilerAgent
 
 PROFILE_FILE = "profile.sqlite3"
+
+_execute_log = logs.get_logger("execute")
 
 
 class Session:
@@ -80,19 +82,27 @@ class Session:
                 self._executors[device] = ExecutorAgent(self.open(device))
             return self._executors[device]
 
-    def suggest(self, kernel: KernelDescriptor, calls: Sequence[OpCall]) -> LaunchConfig | None:
-        """Ask the ProfilerAgent for the best launch config known."""
+    def suggest(
+        self, info: DeviceInfo, kernel: KernelDescriptor, calls: Sequence[OpCall]
+    ) -> LaunchConfig | None:
+        """Ask the ProfilerAgent for the best launch config known on a device."""
         if not self.config.profile:
             return None
-        return self.profiler.suggest(self.target, kernel.name, problem_key(calls))
+        return self.profiler.suggest(info, kernel.name, problem_key(calls))
+
+    @property
+    def watches_every_run(self) -> bool:
+        """Whether every run is observed task by task: to be timed, or to have its pointers logged."""
+        return self.config.profile or _execute_log.isEnabledFor(TRACE)
 
     def observer(self, first_run: bool) -> Observer | None:
         """Return what watches a run task by task, or None when nothing wants to.
 
-        With ``profile`` every run is observed; else a plan's first one, if a plugin asks for the event.
+        With ``profile`` every run is observed, and with ``KAGENT_LOGS=execute=trace``; else a plan's first one, if a
+        plugin asks for the event.
         """
         wanted = bool(self.plugins.hooks.implementers("kagent_task_finished"))
-        if self.config.profile or (first_run and wanted):
+        if self.watches_every_run or (first_run and wanted):
             return self._task_finished
         return None
 

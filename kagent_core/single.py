@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from kagent_core.capture.graph import CapturedGraph
 from kagent_core.capture.schemas import schema_of, signature_of
 from kagent_core.errors import KernelNotFoundError
-from kagent_core.execute.aliasing import overlap_with_written
+from kagent_core.capture.ranges import overlap_with_written
 from kagent_core.inspect.logs import get_logger
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.specs import OpCall
@@ -170,7 +170,10 @@ def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs:
 
 
 def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run one overload in a session. A call that writes memory which it also reads elsewhere runs in host memory."""
+    """Run one overload in a session: the operator itself, below autograd and autocast.
+
+    A call that writes memory which it also reads through another argument runs in host memory.
+    """
     schema = schema_of(overload)
     if schema.writes and not session.open(session.target.device).runtime.host_memory:
         written = {i for i, a in enumerate(schema.arguments) if a.writes and i < len(args)}
@@ -179,4 +182,5 @@ def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: M
 
             log.warning("%s runs on the fallback device: its arguments share memory", schema.signature)
             session = session_for(session.config.replace(device=session.config.fallback_device))
-    return session.single.run(session, overload, args, kwargs)
+    with torch._C._DisableAutocast(), torch.no_grad():
+        return session.single.run(session, overload, args, kwargs)

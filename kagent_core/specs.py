@@ -437,6 +437,8 @@ class KernelDescriptor:
         Names of the dtypes that its tensors may have; None accepts all.
     contiguous
         Whether every tensor must be contiguous; a kernel that takes strides says False.
+    lazy_bits
+        Whether it reads tensors with PyTorch's lazy conjugation and negation bits right.
     allocates
         True when the kernel allocates its results itself and returns them, as a library's functional call
         does.
@@ -453,6 +455,7 @@ class KernelDescriptor:
     parameters: tuple[Parameter, ...] = ()
     dtypes: frozenset[str] | None = None
     contiguous: bool = False
+    lazy_bits: bool = False
     allocates: bool = False
     priority: int = 0
     origin: str = ""

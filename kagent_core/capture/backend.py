@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._decomp import core_aten_decompositions
@@ -13,10 +13,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from kagent_core.capture.aliasing import guard_aliases
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
 from kagent_core.capture.stepwise import run_stepwise
 from kagent_core.config import load_config
-from kagent_core.execute.aliasing import overlap_with_written
+from kagent_core.errors import KagentError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import Session, session_for
@@ -57,11 +58,25 @@ def kagent(
     mode
         Accepted as torch.compile passes it; kagent has no modes, which a log line says.
 
-    Raises
-    ------
-    ConfigError, DeviceError, PluginError
-        Before anything is compiled.
+    Returns
+    -------
+    Callable
+        Runs the graph. A `KagentError` of compilation (a wrong config, a device that is not there) is raised when it
+        is called: raised here, Dynamo would wrap it in an error of its own, and could be told to suppress it.
     """
+    try:
+        return _compile(graph_module, example_inputs, options, mode)
+    except KagentError as error:
+        return functools.partial(_raise, error)
+
+
+def _raise(error: KagentError, *args: Any) -> NoReturn:
+    raise error.with_traceback(None)
+
+
+def _compile(
+    graph_module: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None, mode: str | None
+) -> Callable[..., Any]:
     session = session_for(load_config(options=dict(options or {})))
     if mode not in (None, "default"):
         log.warning("torch.compile's mode '%s' has no meaning for kagent and is ignored", mode)
@@ -73,10 +88,9 @@ def kagent(
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )(graph_module, example_inputs)
-    written = capture.written
-    if not written:
-        return compiled  # type: ignore[no-any-return]
-    return _guard_overlaps(graph_module, compiled, written, capture.name)
+    return guard_aliases(
+        graph_module, compiled, capture.written, example_inputs, capture.name, functools.partial(kagent, options=options)
+    )
 
 
 class _Capture:
@@ -119,31 +133,3 @@ class _Capture:
 
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
-
-
-def _guard_overlaps(
-    graph_module: GraphModule, compiled: Callable[..., Any], written: frozenset[int], name: str
-) -> Callable[..., Any]:
-    """Run a call whose written inputs share memory with other inputs as eager PyTorch does.
-
-    The captured graph holds for inputs that do not overlap; Dynamo's guards do not see that
-    (https://github.com/pytorch/pytorch/issues/139789).
-    """
-    last_clear: tuple[int, ...] = ()
-
-    def run(*args: Any) -> Any:
-        nonlocal last_clear
-        layout = tuple(arg.data_ptr() if isinstance(arg, torch.Tensor) else 0 for arg in args)
-        if layout != last_clear:
-            overlap = overlap_with_written(args, written)
-            if overlap is not None:
-                log.warning(
-                    "%s: this call runs in eager PyTorch: input %d, which is written, shares memory with input %d",
-                    name,
-                    *overlap,
-                )
-                return graph_module(*args)
-            last_clear = layout
-        return compiled(*args)
-
-    return run

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kagent_core.config import TRACE
 from kagent_core.device import Environment, Observer, PointerArg, Region, Runtime, SealedSegment, Segment
 from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.execute.failure import kernel_failure
+from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import KernelTask, LaunchConfig, TaskFinished, TensorSpec, flatten_tensors
+
+log = get_logger("execute")
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,12 @@ class LaunchEach(SealedSegment):
         """Launch every task, then wait for the device."""
         with self._lock:
             self._export(environment)
-            for launch in self._launches:
-                self._launch(launch, environment)
+            try:
+                for launch in self._launches:
+                    self._launch(launch, environment)
+            except BaseException:
+                self._drain()
+                raise
             self._synchronize()
 
     def run_observed(self, environment: Environment, observer: Observer) -> None:
@@ -120,10 +129,17 @@ class LaunchEach(SealedSegment):
             args = list(args)
             for position, value in launch.late:
                 args[position] = self._resolve(value, environment)
+        if log.isEnabledFor(TRACE):
+            log.trace("%s: %s", launch.task.name, ", ".join(map(str, args)))
         try:
             self._runtime.launch(launch.kernel, launch.config, args)
         except Exception as error:
             raise kernel_failure(launch.task, error) from error
+
+    def _drain(self) -> None:
+        """After a failure, let what was launched before finish: it still uses this segment's memory."""
+        with contextlib.suppress(Exception):  # the failure that led here is the one to tell
+            self._runtime.synchronize()
 
     def _synchronize(self, task: KernelTask | None = None) -> None:
         try:

@@ -14,7 +14,8 @@ from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
 from kagent_core.schedule.placed import PlacedProgram, Transfer
 from kagent_core.specs import BufferKind, InputRef, KernelTask, TensorSpec
 
-_NO_GRAD_DISPATCH = torch._C._AutoDispatchBelowAutograd
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_BelowAutocast = torch._C._DisableAutocast
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class ExecutionPlan:
         }
         self._outputs = [self._output(value) for value in self.program.outputs]
         self._idle: list[_Instance] = []
+        self._closed = False
 
     @property
     def tasks(self) -> tuple[KernelTask, ...]:
@@ -101,14 +103,17 @@ class ExecutionPlan:
         for index, buffer in self._inputs:
             environment[buffer] = args[index]
         try:
-            with _NO_GRAD_DISPATCH():
+            with _BelowAutograd(), _BelowAutocast():  # capture has written down what both would do
                 instance.run(environment, observer)
                 return [output(args, environment) for output in self._outputs]
         finally:
             self._idle.append(instance)
+            if self._closed:
+                self.close()
 
     def close(self) -> None:
-        """Give back the memory of instances that are not running."""
+        """Give back the memory of instances that are not running, and of the others when they are done."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 

@@ -74,6 +74,7 @@ def context_as_dict(ctx: ExtractionContext) -> dict[str, Any]:
             "memory_nbytes": info.memory_nbytes,
             "max_threads_per_block": info.max_threads_per_block,
             "shared_nbytes": info.shared_nbytes,
+            "max_parameters": info.max_parameters,
             "details": dict(info.details),
         },
         "buffers": [_buffer(buffer) for buffer in ctx.request.buffers],
@@ -113,6 +114,7 @@ def _call(call: OpCall) -> dict[str, Any]:
         "arguments": {name: _value(value) for name, value in call.arguments.items()},
         "inputs": [_tensor(spec) for spec in call.inputs],
         "outputs": [_tensor(spec) for spec in call.outputs],
+        "results": [None if spec is None else _tensor(spec) for spec in call.results],
         "random": call.random,
         "source": call.provenance.line,
     }

@@ -96,6 +96,7 @@ def aten_kernel(call: OpCall) -> KernelDescriptor | None:
         name=variant,
         function=kernel,
         parameters=tuple(Parameter(name, "Tensor", Access.OUT) for name in names),
+        lazy_bits=True,
         allocates=into is None and makes_results,
         origin=f"torch {torch.__version__}",
     )

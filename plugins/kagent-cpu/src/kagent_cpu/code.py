@@ -12,6 +12,7 @@ from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten
 from kagent_cpu.aten import AtenKernel
 
 _PLAIN = (int, bool, str, type(None))
+_FINISHED = "finished"
 
 
 @dataclass
@@ -23,7 +24,7 @@ class SegmentSource:
     lines
         The function ``replay(env)``; line n of the source is ``lines[n - 1]``.
     observed_lines
-        The same with a call of ``finished(position)`` after each task.
+        The same, with a call of ``finished(position, [(argument, tensor), ...])`` after each task.
     constants
         Kernels and values by name.
     planned
@@ -57,6 +58,7 @@ class SegmentWriter:
         self._body: list[tuple[str, int]] = []
         self._task = 0
         self._views = 0
+        self._in_arena = {b for task in segment.tasks if self._writes_into_arena(task) for b in _made(task)}
 
     def write(self) -> SegmentSource:
         """Return the source."""
@@ -64,6 +66,7 @@ class SegmentWriter:
         for position, task in enumerate(self._segment.tasks):
             self._task = position
             self._write_task(task)
+            self._emit(f"{_FINISHED}({position}, {self._tensors_of(task)})")
             dead = last_use.get(position)
             names = [] if dead is None else self._forget(dead)
             if names:
@@ -82,8 +85,7 @@ class SegmentWriter:
                 for spec in flatten_tensors(arg.value):
                     self._tensor(spec)
         results = fresh_results(task.calls[0])
-        into = bool(results) and all(spec.buffer in self._segment.offsets for spec in results)
-        if into and not task.kernel.allocates:
+        if self._writes_into_arena(task):
             variant = kernel.into if isinstance(kernel, AtenKernel) else kernel
             self._emit(f"{self._constant(variant, task)}({self._arguments(task.args)})  {self._comment(task)}")
             return
@@ -97,6 +99,18 @@ class SegmentWriter:
         for spec in self._firsts(results):
             name, base = self._bases[spec.buffer]
             self._emit(f"{name} = conform({name}, {self._constant(_geometry(base))})")
+
+    def _writes_into_arena(self, task: KernelTask) -> bool:
+        """Whether every result of a task has its place in the arena, and its kernel writes there."""
+        made = _made(task)
+        return bool(made) and not task.kernel.allocates and all(b in self._segment.offsets for b in made)
+
+    def _tensors_of(self, task: KernelTask) -> str:
+        """Names of a task's tensors by argument, for observers."""
+        named = [(arg.name, spec) for arg in task.args for spec in flatten_tensors(arg.value)]
+        named += [("result", spec) for spec in fresh_results(task.calls[0])]
+        pairs = {f"({name!r}, {self._tensor(spec)})": None for name, spec in named}
+        return f"[{', '.join(pairs)}]"
 
     def _write_into_new(self, task: KernelTask, results: list[TensorSpec]) -> None:
         """A user's kernel that fills results which outlive the call: give it new ones."""
@@ -155,7 +169,7 @@ class SegmentWriter:
         return self._constant(value)
 
     def _tensor(self, spec: TensorSpec) -> str:
-        if spec.buffer in self._segment.offsets:
+        if spec.buffer in self._in_arena:
             return self._source.planned.setdefault(spec, f"t{len(self._source.planned)}")
         if spec in self._locals:
             return self._locals[spec]
@@ -226,23 +240,20 @@ class SegmentWriter:
     def _assemble(self) -> None:
         source = self._source
         source.lines.append("def replay(env):")
-        source.observed_lines.append("def replay_observed(env, started, finished):")
-        previous: int | None = None
+        source.observed_lines.append("def replay_observed(env, finished):")
         for line, task in self._body:
-            source.lines.append(f"    {line}")
-            source.line_tasks[len(source.lines)] = task
-            if task != previous:
-                if previous is not None:
-                    source.observed_lines.append(f"    finished({previous})")
-                source.observed_lines.append("    started()")
-                previous = task
             source.observed_lines.append(f"    {line}")
             source.observed_line_tasks[len(source.observed_lines)] = task
-        if previous is not None:
-            source.observed_lines.append(f"    finished({previous})")
-        for lines in (source.lines, source.observed_lines):
-            if len(lines) == 1:
-                lines.append("    pass")
+            if not line.startswith(_FINISHED):
+                source.lines.append(f"    {line}")
+                source.line_tasks[len(source.lines)] = task
+        source.lines.append("    return")
+        source.observed_lines.append("    return")
+
+
+def _made(task: KernelTask) -> set[int]:
+    """Buffers that a task's results lie in."""
+    return {spec.buffer for spec in fresh_results(task.calls[0])}
 
 
 def _geometry(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], TensorSpec]:

@@ -14,6 +14,7 @@ from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.execute.failure import kernel_failure
 from kagent_core.execute.host import empty_like_spec, view_of
+from kagent_core.config import TRACE
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import DType, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
@@ -94,20 +95,21 @@ class CpuSegment(SealedSegment):
 
     def run_observed(self, environment: Environment, observer: Observer) -> None:
         """Run every task and report each with its time."""
-        began = 0.0
+        began = time.perf_counter()
 
-        def started() -> None:
+        def finished(position: int, tensors: list[tuple[str, torch.Tensor]]) -> None:
             nonlocal began
+            elapsed_ms = (time.perf_counter() - began) * 1e3
+            task = self._segment.tasks[position]
+            if log.isEnabledFor(TRACE):
+                log.trace("%s: %s", task.name, ", ".join(f"{name}={t.data_ptr():#x}" for name, t in tensors))
+            observer(TaskFinished(task, elapsed_ms))
             began = time.perf_counter()
-
-        def finished(position: int) -> None:
-            elapsed = (time.perf_counter() - began) * 1e3
-            observer(TaskFinished(self._segment.tasks[position], elapsed))
 
         replay = self._define(self._compiled.observed_code, "replay_observed")
         try:
-            replay(environment, started, finished)
-        except Exception as error:
+            replay(environment, finished)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told with its operator
             self._raise_explained(error, self._compiled.source.observed_line_tasks)
 
     def _run_with_threads(self, environment: Environment) -> None:
@@ -123,13 +125,17 @@ class CpuSegment(SealedSegment):
         exec(code, self._globals, namespace)  # noqa: S102 - our own source, written by SegmentWriter
         return namespace[name]
 
-    def _conform(self, result: torch.Tensor, geometry: tuple[Any, Any, TensorSpec]) -> torch.Tensor:
+    def _conform(self, result: torch.Tensor | None, geometry: tuple[Any, Any, TensorSpec]) -> torch.Tensor:
         """Return a kernel's result laid out as the program expects, on memory that nobody else writes.
 
         Capture's strides come from meta kernels; where ATen's own kernel lays its result out otherwise, or hands
         back one of its inputs, the result is copied.
         """
         shape, strides, spec = geometry
+        if result is None:  # ATen's undefined tensor, as for a workspace that this call does not need
+            if spec.numel:
+                raise RuntimeError(f"the kernel returned no tensor, capture expected {spec}")
+            return empty_like_spec(spec, 0)
         address = result.data_ptr()
         if (
             result.shape == shape

@@ -26,11 +26,14 @@ def overlap_with_written(args: Sequence[Any], written: Collection[int]) -> tuple
     Ranges are covering ranges: interleaved tensors count as overlapping, which costs speed but never a result.
     A sweep over the sorted ranges, so n log n in the number of inputs.
     """
-    spans = sorted(
+    if not written:
+        return None
+    spans = [
         (address_range(arg), index)
         for index, arg in enumerate(args)
         if isinstance(arg, torch.Tensor) and arg.numel() > 0
-    ) if written else []
+    ]
+    spans.sort(key=lambda entry: entry[0].offset)
     for position, (span, index) in enumerate(spans):
         for other, other_index in spans[position + 1 :]:
             if other.offset >= span.end:
