@@ -1,0 +1,1 @@
+"""ProfilerAgent: timings and tuned launch configs, kept across processes."""
