@@ -307,7 +307,7 @@ def kagent_pack_arguments(ctx: ExtractionContext) -> Sequence[tuple[PackedArg, .
     ...         return packed
     >>> with kagent_core.use_plugin(Show()):
     ...     kagent_core.run_op("aten::pow.Tensor_Scalar", torch.tensor([3.0]), 2, device="cpu")
-    [('self', 'f32[1]'), ('exponent', '2')]
+    [('self', 'f32[1]'), ('exponent', '2'), ('out', 'f32[1]')]
     tensor([9.])
     """
     raise NotImplementedError

@@ -90,7 +90,7 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
             nodes.append(leaf)
             fakes.append(leaf)
             continue
-        node = graph.placeholder(f"arg{len(graph.nodes)}")
+        node = graph.placeholder(f"arg{len(nodes)}")
         fake = mode.from_tensor(leaf.detach())
         node.meta["val"] = fake
         nodes.append(node)
@@ -99,7 +99,7 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
     with mode, torch.no_grad():
         value = overload(*fake_args, **fake_kwargs)
     node_args, node_kwargs = pytree.tree_unflatten(nodes, structure)
-    call = graph.call_function(overload, node_args, node_kwargs)
+    call = graph.create_node("call_function", overload, node_args, node_kwargs, name=overload._schema.name.split("::")[1])
     call.meta["val"] = value
     flat, spec = pytree.tree_flatten(value)
     graph.output(_outputs(graph, call, value, flat, overload))

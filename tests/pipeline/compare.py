@@ -1,0 +1,69 @@
+"""Comparing a compiled function with eager PyTorch in everything that a caller can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def copy_arguments(args: Any) -> Any:
+    """Copy every tensor with its strides, offset, gaps, lazy bits and need of a gradient."""
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        storage = leaf.untyped_storage().clone()
+        twin = torch.empty(0, dtype=leaf.dtype).set_(storage, leaf.storage_offset(), leaf.shape, leaf.stride())
+        if leaf.is_conj():
+            twin = torch._conj(twin)
+        if leaf.is_neg():
+            twin = torch._neg_view(twin)
+        return twin.requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(copy, args)
+
+
+def assert_same(got: Any, want: Any, what: str = "") -> None:
+    """Assert that values, dtypes, shapes, strides, offsets and need of a gradient are equal, all through."""
+    got_leaves, got_tree = pytree.tree_flatten(got)
+    want_leaves, want_tree = pytree.tree_flatten(want)
+    assert got_tree == want_tree, f"{what}: structure {got_tree} is not eager's {want_tree}"
+    for position, (mine, theirs) in enumerate(zip(got_leaves, want_leaves, strict=True)):
+        where = f"{what} [{position}]"
+        if not isinstance(theirs, torch.Tensor):
+            assert mine == theirs, f"{where}: {mine} is not eager's {theirs}"
+            continue
+        for attribute in ("dtype", "shape", "requires_grad"):
+            assert getattr(mine, attribute) == getattr(theirs, attribute), f"{where}: {attribute} differs from eager's"
+        assert mine.stride() == theirs.stride(), f"{where}: strides {mine.stride()}, eager's {theirs.stride()}"
+        assert mine.storage_offset() == theirs.storage_offset(), f"{where}: storage offset differs from eager's"
+        assert (mine.is_conj(), mine.is_neg()) == (theirs.is_conj(), theirs.is_neg()), f"{where}: lazy bits differ"
+        torch.testing.assert_close(mine, theirs, equal_nan=True, msg=lambda text, where=where: f"{where}: {text}")
+
+
+def check_against_eager(
+    function: Callable[..., Any],
+    *args: Any,
+    device: str = "cpu",
+    dynamic: bool | None = None,
+    calls: int = 2,
+) -> None:
+    """Run a function in eager PyTorch and through kagent on copies of `args`; compare results and arguments.
+
+    Runs `calls` times, so that both the first call and a replay are compared.
+    """
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *a: function(*a), backend="kagent", options={"device": device}, dynamic=dynamic
+    )
+    for call in range(calls):
+        mine, theirs = copy_arguments(args), copy_arguments(args)
+        torch.manual_seed(call)
+        want = function(*theirs)
+        torch.manual_seed(call)
+        got = compiled(*mine)
+        assert_same(got, want, f"result of call {call}")
+        assert_same(mine, theirs, f"arguments after call {call}")
