@@ -179,7 +179,7 @@ def kagent_runtime(info: DeviceInfo, config: Config) -> Runtime | None:
 
 @hookspec(firstresult=True)
 def kagent_code_printer(info: DeviceInfo, config: Config) -> Any:
-    """Return the code printer of a device of this plugin; None when its kernels are not generated. *Optional.*
+    """Return the code printer of a device of this plugin; None when it has none (optional).
 
     Examples
     --------

@@ -44,8 +44,9 @@ def build_plan(session: Session, program: Program, constants: Sequence[torch.Ten
         if isinstance(step, Transfer):
             steps.append(step)
             continue
-        steps.append(_build_segment(session, placed.program, step, exports[position], placed.bases, first_task))
-        first_task += len(steps[-1].segment.tasks)
+        planned = _build_segment(session, placed.program, step, exports[position], placed.bases, first_task)
+        first_task += len(planned.segment.tasks)
+        steps.append(planned)
     plan = ExecutionPlan(placed, steps, session.executor_for, constants)
     fallbacks = tuple(
         Fallback(call.signature, str(placement.device), placement.reason)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,9 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from kagent_core.capture.graph import CapturedGraph
+from kagent_core.capture.ranges import overlap_with_written
 from kagent_core.capture.schemas import schema_of, signature_of
 from kagent_core.errors import KernelNotFoundError
-from kagent_core.capture.ranges import overlap_with_written
 from kagent_core.inspect.logs import get_logger
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.specs import OpCall
@@ -119,20 +120,28 @@ def _outputs(graph: Graph, call: Any, value: Any, flat: Sequence[Any], overload:
     if len(flat) == 1 and isinstance(value, torch.Tensor):
         return (_argument(call, overload, returned[0]) or call,)
     outputs: list[Any] = []
-    paths = pytree.tree_flatten_with_path(value)[0]
-    for path, item in paths:
+    for path, item in _indexed(value, ()):
         if not isinstance(item, torch.Tensor):
             outputs.append(item)
             continue
-        same = _argument(call, overload, returned[path[0].idx]) if len(path) == 1 and len(returned) > 1 else None
+        same = _argument(call, overload, returned[path[0]]) if len(path) == 1 and len(returned) > 1 else None
         if same is None:
             same, part = call, value
-            for step in path:
-                part = part[step.idx]
-                same = graph.call_function(_getitem, (same, step.idx))
+            for index in path:
+                part = part[index]
+                same = graph.call_function(operator.getitem, (same, index))
                 same.meta["val"] = part
         outputs.append(same)
     return tuple(outputs)
+
+
+def _indexed(value: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Yield what an operator returns, flattened, with the indices that lead to each part."""
+    if isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _indexed(item, (*path, index))
+    else:
+        yield path, value
 
 
 def _argument(call: Any, overload: Any, position: int | None) -> Any:
@@ -141,10 +150,6 @@ def _argument(call: Any, overload: Any, position: int | None) -> Any:
     name = overload._schema.arguments[position].name
     found = call.args[position] if position < len(call.args) else call.kwargs.get(name)
     return found if isinstance(found, torch.fx.Node) else None
-
-
-def _getitem(value: Any, index: int) -> Any:
-    return value[index]
 
 
 def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -555,7 +555,7 @@ class FusionDecision:
 class FusionPlan:
     """Result of the fusion analysis: every operator is in exactly one group."""
 
-    groups: tuple[FusionGroup, ...]
+    groups: tuple[FusionGroup, ...] = ()
     decisions: tuple[FusionDecision, ...] = ()
 
 

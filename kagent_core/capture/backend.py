@@ -124,7 +124,7 @@ class _Capture:
             log.debug("%s:\n%s", name, graph_module.print_readable(print_output=False))
         if reason is not None:
             log.warning("%s runs operator by operator, not as a plan: %s", name, reason)
-            run = functools.partial(run_stepwise, self.session, graph_module)
+            run: Callable[[list[Any]], list[Any]] = functools.partial(run_stepwise, self.session, graph_module)
         else:
             run = CompiledGraph(self.session, CapturedGraph(graph_module, name))
 

@@ -185,6 +185,12 @@ class _ProgramBuilder:
 
     def _check_input(self, index: int, fake: Any, spec: TensorSpec) -> None:
         """The graph's strides follow from those that it was captured with, so an input must come with them."""
+        device = self.args[index].device
+        if device.type != "cpu":
+            raise CaptureError(
+                f"input {index} of {self.graph.name} is on '{device}', but kagent takes tensors in host memory",
+                hint="move the model and its inputs to the CPU: kagent copies to its device what that needs",
+            )
         if not isinstance(fake, torch.Tensor):
             raise CaptureError(f"input {index} of {self.graph.name} is a tensor, but the graph was captured for {fake!r}")
         shape, strides = self.symbols.ints(fake.shape), self.symbols.ints(fake.stride())
@@ -227,7 +233,7 @@ class _ProgramBuilder:
         if is_operator(node.target):
             fake = node.meta.get("val")
             if isinstance(fake, (torch.Tensor, list, tuple)) or fake is None:
-                return self._operator(node, schema_of(node.target), fake)  # type: ignore[arg-type]
+                return self._operator(node, schema_of(node.target), fake)
             return self.symbols.value(fake)  # a size, say
         args = torch.fx.node.map_arg(node.args, lambda n: self.values[n])
         kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self.values[n])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Environment, Observer, Region, SealedSegment, Segment
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
@@ -57,14 +58,11 @@ class ExecutionPlan:
         self._executors = executors
         self._bases = placed.bases
         anchored = self.program.anchored
-        self._tensors = [
-            (index, spec.shape, spec.strides, spec.dtype.name, spec.storage_offset if index in anchored else None)
-            for index, spec in enumerate(self.program.inputs)
-            if isinstance(spec, TensorSpec)
-        ]
-        self._dtypes = [getattr(torch, name) for _, _, _, name, _ in self._tensors]
+        tensors = [(i, spec) for i, spec in enumerate(self.program.inputs) if isinstance(spec, TensorSpec)]
+        self._tensors = [(i, spec.shape, spec.strides, torch_dtype(spec.dtype)) for i, spec in tensors]
+        self._anchored = [(i, spec.storage_offset) for i, spec in tensors if i in anchored]
         self._numbers = [(i, v) for i, v in enumerate(self.program.inputs) if not isinstance(v, TensorSpec)]
-        self._inputs = [(i, spec.buffer) for i, spec in enumerate(self.program.inputs) if isinstance(spec, TensorSpec)]
+        self._inputs = [(i, spec.buffer) for i, spec in tensors]
         self._constants = {
             spec.buffer: constants[self.program.buffers[spec.buffer].source or 0] for spec in self.program.constants
         }
@@ -79,13 +77,17 @@ class ExecutionPlan:
 
     def accepts(self, args: Sequence[Any]) -> bool:
         """Whether the plan was made for arguments like these: dtypes, shapes, strides and integers."""
-        for (index, shape, strides, _, offset), dtype in zip(self._tensors, self._dtypes, strict=True):
+        for index, shape, strides, dtype in self._tensors:
             arg = args[index]
             if arg.shape != shape or arg.stride() != strides or arg.dtype is not dtype:
                 return False
-            if offset is not None and arg.storage_offset() != offset:
+        for index, offset in self._anchored:
+            if args[index].storage_offset() != offset:
                 return False
-        return all(args[index] == value for index, value in self._numbers)
+        for index, value in self._numbers:  # plain loops: this runs on every call
+            if args[index] != value:
+                return False
+        return True
 
     def run(self, args: Sequence[Any], observer: Observer | None = None) -> list[Any]:
         """Run the program and return its outputs.

@@ -91,7 +91,7 @@ class ExtractionContext:
     opened: OpenDevice
     config: Config
     suggest: SuggestLaunchConfig | None = None
-    fusion: FusionPlan = FusionPlan(())
+    fusion: FusionPlan = field(default_factory=FusionPlan)
     kernels: Sequence[KernelDescriptor] = ()
     packed: Sequence[tuple[PackedArg, ...]] = ()
     launch_configs: Sequence[LaunchConfig | None] = ()

@@ -118,8 +118,9 @@ def memory_ranges(calls: Sequence[OpCall]) -> tuple[tuple[MemRange, ...], tuple[
     writes: dict[MemRange, None] = {}
     for call in calls:
         for spec in call.inputs:
-            if spec.range not in writes:
-                reads.setdefault(spec.range)
+            span = spec.range
+            if span not in writes:
+                reads.setdefault(span)
         for spec in call.outputs:
             writes.setdefault(spec.range)
         if call.random:

@@ -15,7 +15,7 @@ def write_then_multiply(x, y):
     return x * y
 
 
-SEPARATE = lambda: (torch.randn(8), torch.randn(8))  # noqa: E731
+SEPARATE = lambda: (torch.randn(8), torch.randn(8))
 
 
 def shifted():

@@ -46,17 +46,17 @@ class AtenKernel:
         return self.call(*args, **kwargs)
 
 
-def _copy_into(self: torch.Tensor, *, out: torch.Tensor, **options: Any) -> torch.Tensor:
+def _copy_into(self: torch.Tensor, *, out: torch.Tensor, **options: Any) -> None:
     """Clone and conversion write exactly what ``copy_`` writes; their options say how the result is laid out."""
-    return _copy(out, self)
+    _copy(out, self)
 
 
-def _fill_into(size: Any, value: Any, *, out: torch.Tensor, **options: Any) -> torch.Tensor:
-    return _fill(out, value)
+def _fill_into(size: Any, value: Any, *, out: torch.Tensor, **options: Any) -> None:
+    _fill(out, value)
 
 
-def _full_like_into(self: torch.Tensor, value: Any, *, out: torch.Tensor, **options: Any) -> torch.Tensor:
-    return _fill(out, value)
+def _full_like_into(self: torch.Tensor, value: Any, *, out: torch.Tensor, **options: Any) -> None:
+    _fill(out, value)
 
 
 _copy = torch.ops.aten.copy_.default._op
@@ -81,7 +81,9 @@ def aten_kernel(call: OpCall) -> KernelDescriptor | None:
     overload = call.overload
     if overload is None or not _runs_on_cpu(overload):
         return None
-    into, names, variant = None, (), call.signature
+    into: Callable[..., Any] | None = None
+    names: tuple[str, ...] = ()
+    variant = call.signature
     if call.signature in _HAND_WRITTEN:
         into, names, variant = _HAND_WRITTEN[call.signature], ("out",), f"{call.signature} in place"
     elif not schema_of(overload).writes:
@@ -108,6 +110,7 @@ def out_variant(overload: torch._ops.OpOverload) -> torch._ops.OpOverload | None
     wanted = [(a.name, str(a.type)) for a in overload._schema.arguments]
     results = len(overload._schema.returns)
     packet = overload.overloadpacket
+    name: str
     for name in packet.overloads():
         candidate = getattr(packet, name)
         arguments = candidate._schema.arguments

@@ -58,7 +58,14 @@ class SegmentWriter:
         self._body: list[tuple[str, int]] = []
         self._task = 0
         self._views = 0
-        self._in_arena = {b for task in segment.tasks if self._writes_into_arena(task) for b in _made(task)}
+        self._planned_names: dict[int, str] = {}
+        self._results = [fresh_results(task.calls[0]) for task in segment.tasks]
+        self._into_arena = [
+            self._writes_into_arena(task, results)
+            for task, results in zip(segment.tasks, self._results, strict=True)
+        ]
+        made = zip(self._results, self._into_arena, strict=True)
+        self._in_arena = {spec.buffer for results, into_arena in made if into_arena for spec in results}
 
     def write(self) -> SegmentSource:
         """Return the source."""
@@ -84,8 +91,8 @@ class SegmentWriter:
             if arg.access is not Access.OUT:
                 for spec in flatten_tensors(arg.value):
                     self._tensor(spec)
-        results = fresh_results(task.calls[0])
-        if self._writes_into_arena(task):
+        results = self._results[self._task]
+        if self._into_arena[self._task]:
             variant = kernel.into if isinstance(kernel, AtenKernel) else kernel
             self._emit(f"{self._constant(variant, task)}({self._arguments(task.args)})  {self._comment(task)}")
             return
@@ -100,15 +107,16 @@ class SegmentWriter:
             name, base = self._bases[spec.buffer]
             self._emit(f"{name} = conform({name}, {self._constant(_geometry(base))})")
 
-    def _writes_into_arena(self, task: KernelTask) -> bool:
+    def _writes_into_arena(self, task: KernelTask, results: list[TensorSpec]) -> bool:
         """Whether every result of a task has its place in the arena, and its kernel writes there."""
-        made = _made(task)
-        return bool(made) and not task.kernel.allocates and all(b in self._segment.offsets for b in made)
+        if not results or task.kernel.allocates:
+            return False
+        return all(spec.buffer in self._segment.offsets for spec in results)
 
     def _tensors_of(self, task: KernelTask) -> str:
         """Names of a task's tensors by argument, for observers."""
         named = [(arg.name, spec) for arg in task.args for spec in flatten_tensors(arg.value)]
-        named += [("result", spec) for spec in fresh_results(task.calls[0])]
+        named += [("result", spec) for spec in self._results[self._task]]
         pairs = {f"({name!r}, {self._tensor(spec)})": None for name, spec in named}
         return f"[{', '.join(pairs)}]"
 
@@ -170,7 +178,11 @@ class SegmentWriter:
 
     def _tensor(self, spec: TensorSpec) -> str:
         if spec.buffer in self._in_arena:
-            return self._source.planned.setdefault(spec, f"t{len(self._source.planned)}")
+            known = self._planned_names.get(id(spec))  # the segment keeps its specs alive, and hashing one is slow
+            if known is None:
+                known = self._source.planned.setdefault(spec, f"t{len(self._source.planned)}")
+                self._planned_names[id(spec)] = known
+            return known
         if spec in self._locals:
             return self._locals[spec]
         name, base = self._base(spec.buffer)
@@ -212,7 +224,7 @@ class SegmentWriter:
             for span in (*task.reads, *task.writes):
                 last[span.buffer] = position
         dead: dict[int, set[int]] = {}
-        allocated = {spec.buffer for task in self._segment.tasks for spec in fresh_results(task.calls[0])}
+        allocated = {spec.buffer for results in self._results for spec in results}
         for buffer, position in last.items():
             if buffer in allocated and buffer not in self._segment.exports:
                 dead.setdefault(position, set()).add(buffer)
@@ -249,11 +261,6 @@ class SegmentWriter:
                 source.line_tasks[len(source.lines)] = task
         source.lines.append("    return")
         source.observed_lines.append("    return")
-
-
-def _made(task: KernelTask) -> set[int]:
-    """Buffers that a task's results lie in."""
-    return {spec.buffer for spec in fresh_results(task.calls[0])}
 
 
 def _geometry(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], TensorSpec]:

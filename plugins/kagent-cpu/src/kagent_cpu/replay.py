@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import torch
 
 from kagent_core.capture.schemas import torch_dtype
+from kagent_core.config import TRACE
 from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.execute.failure import kernel_failure
 from kagent_core.execute.host import empty_like_spec, view_of
-from kagent_core.config import TRACE
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import DType, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
@@ -78,9 +78,12 @@ class CpuSegment(SealedSegment):
             "flatten": _flatten,
             **source.constants,
         }
-        whole = TensorSpec(_BYTE, (segment.arena_nbytes,), (1,), 0, 0)
+        homes: dict[int, torch.Tensor] = {}
         for spec, name in source.planned.items():
-            self._globals[name] = _planned(arena, whole, spec, segment.offsets[spec.buffer])
+            if spec.buffer not in homes:
+                homes[spec.buffer] = _home(arena, segment, spec.buffer)
+            whole = TensorSpec(_BYTE, tuple(homes[spec.buffer].shape), (1,), 0, 0)
+            self._globals[name] = view_of(homes[spec.buffer], whole, spec)
         self._replay = self._define(self._compiled.code, "replay")
 
     def run(self, environment: Environment) -> None:
@@ -89,7 +92,7 @@ class CpuSegment(SealedSegment):
             if self._threads is None or self._threads == torch.get_num_threads():
                 self._replay(environment)
             else:
-                self._run_with_threads(environment)
+                self._run_with_threads(environment, self._threads)
         except Exception as error:
             self._raise_explained(error, self._compiled.source.line_tasks)
 
@@ -109,12 +112,12 @@ class CpuSegment(SealedSegment):
         replay = self._define(self._compiled.observed_code, "replay_observed")
         try:
             replay(environment, finished)
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told with its operator
+        except Exception as error:
             self._raise_explained(error, self._compiled.source.observed_line_tasks)
 
-    def _run_with_threads(self, environment: Environment) -> None:
+    def _run_with_threads(self, environment: Environment, threads: int) -> None:
         before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(threads)
         try:
             self._replay(environment)
         finally:
@@ -122,7 +125,7 @@ class CpuSegment(SealedSegment):
 
     def _define(self, code: CodeType, name: str) -> Any:
         namespace: dict[str, Any] = {}
-        exec(code, self._globals, namespace)  # noqa: S102 - our own source, written by SegmentWriter
+        exec(code, self._globals, namespace)
         return namespace[name]
 
     def _conform(self, result: torch.Tensor | None, geometry: tuple[Any, Any, TensorSpec]) -> torch.Tensor:
@@ -162,17 +165,14 @@ class CpuSegment(SealedSegment):
         raise error
 
 
-def _planned(arena: torch.Tensor, whole: TensorSpec, spec: TensorSpec, offset: int) -> torch.Tensor:
-    moved = TensorSpec(
-        spec.dtype,
-        spec.shape,
-        spec.strides,
-        spec.storage_offset + offset // spec.dtype.itemsize,
-        0,
-        spec.conj,
-        spec.neg,
-    )
-    return view_of(arena, whole, moved)
+def _home(arena: torch.Tensor, segment: Segment, buffer: int) -> torch.Tensor:
+    """Return a planned buffer's bytes as a tensor with a storage of its own, which keeps the arena alive.
+
+    Some of ATen's kernels (``linalg_qr.out``) take results that share a storage for one and the same tensor.
+    """
+    begin = segment.offsets[buffer]
+    part = arena[begin : begin + max(segment.buffers[buffer].nbytes, 1)]
+    return torch.utils.dlpack.from_dlpack(part)
 
 
 def _flatten(value: Any) -> list[Any]:
