@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kagent_core.specs import (
+    Access,
     BufferSpec,
     Device,
     DeviceInfo,
@@ -57,11 +58,19 @@ class PointerArg:
         Of the tensor's first element.
     spec
         The tensor's dtype, shape and strides.
+    access
+        What the kernel declares to do with it.
     """
 
     buffer: Any
     byte_offset: int
     spec: TensorSpec
+    access: Access = Access.IN
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """First byte in the buffer, and the number of bytes, that the tensor covers."""
+        return self.byte_offset, self.spec.span * self.spec.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,23 @@ class SealedSegment(ABC):
         """Give back what the segment holds. Optional: by default nothing."""
 
 
+class LaunchError(Exception):
+    """What `Runtime.synchronize` raises when it knows which launch failed on the device.
+
+    Parameters
+    ----------
+    launch
+        Its number among the launches since the last `synchronize`, from 0.
+    cause
+        What went wrong.
+    """
+
+    def __init__(self, launch: int, cause: Exception) -> None:
+        super().__init__(launch, cause)
+        self.launch = launch
+        self.cause = cause
+
+
 class Runtime(ABC):
     """Memory and launches of one opened device.
 
@@ -122,6 +148,9 @@ class Runtime(ABC):
 
     host_memory: bool = False
     """Optional: True when buffers are host memory, so that host tensors are used in place. Default: False."""
+
+    streams: int = 1
+    """Optional: how many launches may be under way side by side. Default: 1, and then only `launch` is used."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:
@@ -152,7 +181,31 @@ class Runtime(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when everything launched so far has finished. Raises what went wrong on the device."""
+        """Return when everything launched so far has finished.
+
+        Raises what went wrong on the device: a `LaunchError` where the runtime can tell which launch it was.
+        """
+
+    def launch_on(self, stream: int, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
+        """Start a kernel on one of `streams` streams, after what was started on that stream before.
+
+        Optional: used only where `streams` is more than 1. By default `launch`.
+        """
+        self.launch(kernel, config, args)
+
+    def record_event(self, stream: int) -> Any:
+        """Return an event that happens when everything started on `stream` so far has finished.
+
+        Optional: used only where `streams` is more than 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has {self.streams} streams, but no events")
+
+    def wait_event(self, stream: int, event: Any) -> None:
+        """Let what is started on `stream` from here on wait for an event. Must not wait in the calling thread.
+
+        Optional: used only where `streams` is more than 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has {self.streams} streams, but no events")
 
     def seal(self, segment: Segment) -> Callable[[], SealedSegment] | None:
         """Prepare a segment for running again and again; return what makes its instances.

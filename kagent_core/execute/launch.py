@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kagent_core.config import TRACE
-from kagent_core.device import Environment, Observer, PointerArg, Region, Runtime, SealedSegment, Segment
+from kagent_core.device import Environment, LaunchError, Observer, PointerArg, Region, Runtime, SealedSegment, Segment
 from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.execute.failure import kernel_failure
+from kagent_core.execute.streams import StreamPlan, plan_streams
 from kagent_core.inspect.logs import get_logger
-from kagent_core.specs import KernelTask, LaunchConfig, TaskFinished, TensorSpec, flatten_tensors
+from kagent_core.specs import Access, KernelTask, LaunchConfig, TaskFinished, TensorSpec, flatten_tensors
 
 log = get_logger("execute")
 
@@ -26,12 +26,12 @@ class _Launch:
     task: KernelTask
     kernel: Any
     config: LaunchConfig
-    args: tuple[Any, ...]
-    late: tuple[tuple[int, Any], ...]
+    args: list[Any]
+    late: tuple[tuple[int, Any, Access], ...]
 
 
 class LaunchEach(SealedSegment):
-    """Launches each task of a segment in order, on memory of its own.
+    """Launches each task of a segment in order, on memory of its own; on several streams where the device has them.
 
     Parameters
     ----------
@@ -47,21 +47,32 @@ class LaunchEach(SealedSegment):
         self._runtime = runtime
         self._segment = segment
         self._lock = lock
+        self._bound: dict[int, Region] = {}
+        self._started: list[KernelTask] = []
         with lock:
-            self._arena = runtime.allocate(segment.arena_nbytes) if segment.arena_nbytes else None
+            self._arena = self._allocate(segment.arena_nbytes) if segment.arena_nbytes else None
             try:
-                self._launches = [launch for task in segment.tasks if (launch := self._prepare(task)) is not None]
+                self._launches = [self._prepare(task) for task in segment.tasks]
             except BaseException:
                 self.close()
                 raise
+        self._exports = {buffer: Region(self._arena, segment.offsets[buffer]) for buffer in segment.exports}
+        self._outside = {
+            spec.buffer for launch in self._launches if launch for _, value, _ in launch.late for spec in flatten_tensors(value)
+        }.difference(segment.offsets)
+        self._plan = plan_streams(segment.tasks, segment.offsets, runtime.streams) if runtime.streams > 1 else None
 
     def run(self, environment: Environment) -> None:
         """Launch every task, then wait for the device."""
         with self._lock:
-            self._export(environment)
+            self._bind(environment)
             try:
-                for launch in self._launches:
-                    self._launch(launch, environment)
+                if self._plan is None:
+                    for launch in self._launches:
+                        if launch is not None:
+                            self._start(launch, None)
+                else:
+                    self._launch_on_streams(self._plan)
             except BaseException:
                 self._drain()
                 raise
@@ -70,12 +81,13 @@ class LaunchEach(SealedSegment):
     def run_observed(self, environment: Environment, observer: Observer) -> None:
         """Launch the tasks one at a time, waiting for each, so that each has a time of its own."""
         with self._lock:
-            self._export(environment)
+            self._bind(environment)
             for launch in self._launches:
-                started = time.perf_counter()
-                self._launch(launch, environment)
-                self._synchronize(launch.task)
-                observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3))
+                if launch is not None:
+                    started = time.perf_counter()
+                    self._start(launch, None)
+                    self._synchronize(launch.task)
+                    observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3))
 
     def close(self) -> None:
         """Free the arena."""
@@ -84,55 +96,89 @@ class LaunchEach(SealedSegment):
                 self._runtime.free(self._arena)
                 self._arena = None
 
+    # -- before a run
+
+    def _allocate(self, nbytes: int) -> Any:
+        try:
+            return self._runtime.allocate(nbytes)
+        except Exception as error:
+            raise ExecutionError(
+                f"{self._segment.device} gave no {nbytes} bytes for the intermediates of {self._what()}: "
+                f"{type(error).__name__}: {error}",
+                hint="run a smaller batch, or free what else holds the device's memory",
+            ) from error
+
     def _prepare(self, task: KernelTask) -> _Launch | None:
-        if task.config is None:
-            return None
         if task.kernel.allocates:
             raise ExecutionError(
                 f"kernel '{task.kernel.name}' for {task.kernel.signature} allocates its results, which only a device "
                 f"in host memory can do; {task.device} is not one",
                 hint="register it with allocates=False and write into the results that it is given",
             )
-        values = [self._early(arg.value) for arg in task.args]
-        late = tuple((i, arg.value) for i, arg in enumerate(task.args) if self._is_late(arg.value))
+        if task.config is None:
+            return None
+        late = tuple(
+            (position, arg.value, arg.access or Access.IN)
+            for position, arg in enumerate(task.args)
+            if any(spec.buffer not in self._segment.offsets for spec in flatten_tensors(arg.value))
+        )
+        waiting = {position for position, _, _ in late}
+        args = [
+            None if position in waiting else self._resolve(arg.value, arg.access or Access.IN, {})
+            for position, arg in enumerate(task.args)
+        ]
         try:
             kernel = self._runtime.load(task.kernel)
         except Exception as error:
             raise kernel_failure(task, error) from error
-        return _Launch(task, kernel, task.config, tuple(values), late)
+        return _Launch(task, kernel, task.config, args, late)
 
-    def _is_late(self, value: Any) -> bool:
-        return any(spec.buffer not in self._segment.offsets for spec in flatten_tensors(value))
-
-    def _early(self, value: Any) -> Any:
-        return value if self._is_late(value) else self._resolve(value, {})
-
-    def _resolve(self, value: Any, environment: Environment) -> Any:
+    def _resolve(self, value: Any, access: Access, environment: Environment) -> Any:
         if isinstance(value, TensorSpec):
             begin = value.storage_offset * value.dtype.itemsize
             offset = self._segment.offsets.get(value.buffer)
             if offset is not None:
-                return PointerArg(self._arena, offset + begin, value)
+                return PointerArg(self._arena, offset + begin, value, access)
             region: Region = environment[value.buffer]
-            return PointerArg(region.buffer, region.byte_offset + begin, value)
+            return PointerArg(region.buffer, region.byte_offset + begin, value, access)
         if isinstance(value, tuple):
-            return tuple(self._resolve(item, environment) for item in value)
+            return tuple(self._resolve(item, access, environment) for item in value)
         return value
 
-    def _export(self, environment: Environment) -> None:
-        for buffer in self._segment.exports:
-            environment[buffer] = Region(self._arena, self._segment.offsets[buffer])
+    # -- a run
 
-    def _launch(self, launch: _Launch, environment: Environment) -> None:
-        args: Sequence[Any] = launch.args
-        if launch.late:
-            args = list(args)
-            for position, value in launch.late:
-                args[position] = self._resolve(value, environment)
+    def _bind(self, environment: Environment) -> None:
+        """Enter this segment's results, and resolve the arguments on memory that others own, if it has moved."""
+        environment.update(self._exports)
+        self._started.clear()
+        if all(environment[buffer] is self._bound.get(buffer) for buffer in self._outside):
+            return  # the usual replay: everything lies where it lay
+        for launch in self._launches:
+            if launch is not None:
+                for position, value, access in launch.late:
+                    launch.args[position] = self._resolve(value, access, environment)
+        self._bound = {buffer: environment[buffer] for buffer in self._outside}
+
+    def _launch_on_streams(self, plan: StreamPlan) -> None:
+        events: dict[int, Any] = {}
+        for position, launch in enumerate(self._launches):
+            stream = plan.streams[position]
+            for other in plan.waits[position]:
+                self._runtime.wait_event(stream, events[other])
+            if launch is not None:
+                self._start(launch, stream)
+            if position in plan.recorded:
+                events[position] = self._runtime.record_event(stream)
+
+    def _start(self, launch: _Launch, stream: int | None) -> None:
         if log.isEnabledFor(TRACE):
-            log.trace("%s: %s", launch.task.name, ", ".join(map(str, args)))
+            log.trace("%s: %s", launch.task.name, ", ".join(map(str, launch.args)))
+        self._started.append(launch.task)
         try:
-            self._runtime.launch(launch.kernel, launch.config, args)
+            if stream is None:
+                self._runtime.launch(launch.kernel, launch.config, launch.args)
+            else:
+                self._runtime.launch_on(stream, launch.kernel, launch.config, launch.args)
         except Exception as error:
             raise kernel_failure(launch.task, error) from error
 
@@ -144,12 +190,19 @@ class LaunchEach(SealedSegment):
     def _synchronize(self, task: KernelTask | None = None) -> None:
         try:
             self._runtime.synchronize()
+        except LaunchError as error:
+            raise kernel_failure(self._started[error.launch], error.cause) from error.cause
         except KagentError:
             raise
         except Exception as error:
             if task is not None:
                 raise kernel_failure(task, error) from error
             raise ExecutionError(
-                f"{self._segment.device} failed while it ran {self._segment.name}: {type(error).__name__}: {error}",
+                f"{self._segment.device} failed while it ran {self._what()}: {type(error).__name__}: {error}",
                 hint="profile = true runs task by task and names the one that fails",
             ) from error
+
+    def _what(self) -> str:
+        """The segment in words: its program, its first and its last operator."""
+        first, last = self._segment.tasks[0].calls[0], self._segment.tasks[-1].calls[-1]
+        return f"{self._segment.name}, {first.name} ({first.signature}) to {last.name} ({last.signature})"

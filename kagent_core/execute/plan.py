@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Environment, Observer, Region, SealedSegment, Segment
+from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
 from kagent_core.schedule.placed import PlacedProgram, Transfer
@@ -146,13 +148,17 @@ class _Instance:
         bases: Any,
         buffers: Sequence[Any],
     ) -> None:
-        self._sealed: list[SealedSegment | _Copy] = []
-        for step in steps:
-            if isinstance(step, Transfer):
-                target = buffers[step.target]
-                self._sealed.append(_Copy(step, executors(step.device), bases, target.kind is BufferKind.INPUT))
-            else:
-                self._sealed.append(step.make())
+        self._sealed: list[SealedSegment] = []
+        try:
+            for step in steps:
+                if isinstance(step, Transfer):
+                    target = buffers[step.target]
+                    self._sealed.append(_Copy(step, executors(step.device), bases, target.kind is BufferKind.INPUT))
+                else:
+                    self._sealed.append(step.make())
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, environment: Environment, observer: Observer | None) -> None:
         if observer is None:
@@ -179,11 +185,35 @@ class _Copy(SealedSegment):
         self._to_input = to_input
         self._region: Region | None = None
         if transfer.to_device:
-            with executor.lock:
+            with self._explained(), executor.lock:
                 self._region = Region(self._runtime.allocate(max(transfer.nbytes, 1)))
 
     def run(self, environment: Environment) -> None:
-        """Copy the bytes and enter the copy into `environment`."""
+        """Copy the bytes and enter the copy into `environment`.
+
+        Raises
+        ------
+        ExecutionError
+            When the device refuses; says what was copied and for whom.
+        """
+        with self._explained():
+            self._copy(environment)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        transfer = self._transfer
+        try:
+            yield
+        except KagentError:
+            raise
+        except Exception as error:
+            way = f"to {transfer.device}" if transfer.to_device else f"from {transfer.device}"
+            raise ExecutionError(
+                f"copying {self._source_base} ({transfer.nbytes} bytes) {way} for {transfer.needed_by} failed with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _copy(self, environment: Environment) -> None:
         transfer = self._transfer
         if self._region is not None:
             host = host_bytes(environment[transfer.source], self._source_base, transfer.nbytes)

@@ -9,7 +9,7 @@ from kagent_core.device import CONTRACT_VERSION
 from kagent_core.errors import LaunchConfigError, ValidationError
 from kagent_core.extract.context import ExtractionContext
 from kagent_core.extract.fusion import FusionChecker
-from kagent_core.extract.hazards import RANDOM_STATE, SIDE_EFFECTS, HazardTracker
+from kagent_core.extract.hazards import RANDOM_STATE, SIDE_EFFECTS, HazardTracker, TransitiveReduction
 from kagent_core.hooks import hookimpl
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import (
@@ -90,7 +90,7 @@ class DefaultStages:
     @hookimpl(trylast=True)
     def kagent_assemble(self, ctx: ExtractionContext) -> list[KernelTask]:
         """Put the pieces of each group together and find its dependencies."""
-        hazards = HazardTracker()
+        hazards, reduction = HazardTracker(), TransitiveReduction()
         tasks: list[KernelTask] = []
         parts = zip(ctx.group_calls(), ctx.kernels, ctx.packed, ctx.launch_configs, strict=True)
         for number, (calls, kernel, args, config) in enumerate(parts, ctx.request.first_task_id):
@@ -105,7 +105,7 @@ class DefaultStages:
                     config=config,
                     device=ctx.request.device,
                     priority=0,
-                    depends_on=hazards.add(number, reads, writes),
+                    depends_on=reduction.reduce(number, hazards.add(number, reads, writes)),
                     calls=calls,
                 )
             )

@@ -32,6 +32,8 @@ class Transfer:
         Direction.
     nbytes
         Bytes that move.
+    needed_by
+        Who reads the copy, for messages.
     """
 
     source: int
@@ -39,6 +41,7 @@ class Transfer:
     device: Device
     to_device: bool
     nbytes: int
+    needed_by: str = "the caller"
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class TransferPlanner:
     def _place(self, call: OpCall, device: Device) -> None:
         place = None if self._in_host(device) else device
         for spec in call.inputs:
-            self._bring(spec.buffer, place)
+            self._bring(spec.buffer, place, f"{call.name} ({call.signature})")
         if self._pending_device != device:
             self._flush()
             self._pending_device = device
@@ -150,12 +153,12 @@ class TransferPlanner:
         self._pending.append(moved)
         self._calls.append(moved)
 
-    def _bring(self, buffer: int, place: Device | None) -> None:
+    def _bring(self, buffer: int, place: Device | None, needed_by: str = "the caller") -> None:
         valid = self._valid[buffer]
         if place in valid:
             return
         if None not in valid and place is not None:  # from device to device: through the host
-            self._bring(buffer, None)
+            self._bring(buffer, None, needed_by)
         source: Device | None = None if None in valid else next(iter(valid))
         self._flush()
         target = self._copies.get((buffer, place))
@@ -174,6 +177,7 @@ class TransferPlanner:
                 device=device,
                 to_device=place is not None,
                 nbytes=self._buffers[buffer].nbytes,
+                needed_by=needed_by,
             )
         )
         valid.add(place)
