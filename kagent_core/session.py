@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kagent_core.config import TRACE, Config
 from kagent_core.device import Observer, OpenDevice
@@ -24,6 +24,7 @@ from kagent_core.single import SingleOperators
 from kagent_core.specs import Device, DeviceInfo, KernelDescriptor, LaunchConfig, OpCall, TaskFinished
 
 if TYPE_CHECKING:
+    from kagent_core.execute.plan import ExecutionPlan
     from kagent_core.profile.agent import ProfilerAgent
 
 PROFILE_FILE = "profile.sqlite3"
@@ -61,6 +62,7 @@ class Session:
         self.extractor = ExtractorAgent(self.plugins.hooks, config)
         self.reports: deque[PlanReport] = deque(maxlen=256)
         self.single = SingleOperators()
+        self.abandoned: deque[Mapping[Any, ExecutionPlan]] = deque()
         self._executors: dict[Device, ExecutorAgent] = {}
         self._lock = threading.RLock()
 
@@ -74,6 +76,10 @@ class Session:
     def open(self, device: Device) -> OpenDevice:
         """Return a device, opened once."""
         return self.plugins.open(self.plugins.resolve(str(device)))
+
+    def on_fallback_device(self) -> Session:
+        """Return the process's session with the same config, but for the fallback device as its target."""
+        return session_for(self.config.replace(device=self.config.fallback_device))
 
     def executor_for(self, device: Device) -> ExecutorAgent:
         """Return the device's ExecutorAgent."""
@@ -105,6 +111,13 @@ class Session:
         if self.watches_every_run or (first_run and wanted):
             return self._task_finished
         return None
+
+    def close_abandoned(self) -> None:
+        """Give back the memory of plans whose graph is gone. Called before more memory is taken."""
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while self.abandoned:
+                for plan in self.abandoned.popleft().values():
+                    plan.close()
 
     def close(self) -> None:
         """Write the profile down and close every device."""
@@ -140,7 +153,7 @@ class _Sessions:
                 self._known[key] = Session(config, tuple(self._extra))
             return self._known[key]
 
-    @contextmanager
+    @contextlib.contextmanager
     def extra(self, plugin: object, name: str | None) -> Iterator[None]:
         with self._lock:
             self._count += 1
@@ -169,7 +182,7 @@ def session_for(config: Config) -> Session:
     return _sessions.get(config)
 
 
-@contextmanager
+@contextlib.contextmanager
 def use_plugin(plugin: object, name: str | None = None) -> Iterator[None]:
     """Register a plugin of the running program for what is compiled inside the ``with`` block.
 

@@ -183,9 +183,7 @@ def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: M
     if schema.writes and not session.open(session.target.device).runtime.host_memory:
         written = {i for i, a in enumerate(schema.arguments) if a.writes and i < len(args)}
         if overlap_with_written(args, written) is not None:
-            from kagent_core.session import session_for
-
             log.warning("%s runs on the fallback device: its arguments share memory", schema.signature)
-            session = session_for(session.config.replace(device=session.config.fallback_device))
+            session = session.on_fallback_device()
     with torch._C._DisableAutocast(), torch.no_grad():
         return session.single.run(session, overload, args, kwargs)

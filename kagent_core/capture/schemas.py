@@ -112,11 +112,15 @@ def resolve_overload(signature: str) -> torch._ops.OpOverload:
 
 
 def _packets() -> dict[str, dict[str, set[str]]]:
-    """Overload names of every registered operator, by namespace and name."""
+    """Overload names of every operator of the dispatcher, by namespace and name.
+
+    TorchScript has more, on numbers and strings (``aten::add`` of two Scalars, say), which no tensor comes to.
+    """
     found: dict[str, dict[str, set[str]]] = {}
-    for schema in torch._C._jit_get_all_schemas():
-        namespace, _, name = schema.name.partition("::")
-        found.setdefault(namespace, {}).setdefault(name, set()).add(schema.overload_name)
+    for signature in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = signature.partition("::")
+        name, _, overload_name = rest.partition(".")
+        found.setdefault(namespace, {}).setdefault(name, set()).add(overload_name)
     return found
 
 

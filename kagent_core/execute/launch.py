@@ -162,13 +162,18 @@ class LaunchEach(SealedSegment):
     def _launch_on_streams(self, plan: StreamPlan) -> None:
         events: dict[int, Any] = {}
         for position, launch in enumerate(self._launches):
-            stream = plan.streams[position]
-            for other in plan.waits[position]:
-                self._runtime.wait_event(stream, events[other])
-            if launch is not None:
-                self._start(launch, stream)
-            if position in plan.recorded:
-                events[position] = self._runtime.record_event(stream)
+            stream, task = plan.streams[position], self._segment.tasks[position]
+            try:
+                for other in plan.waits[position]:
+                    self._runtime.wait_event(stream, events[other])
+                if launch is not None:
+                    self._start(launch, stream)
+                if position in plan.recorded:
+                    events[position] = self._runtime.record_event(stream)
+            except KagentError:
+                raise
+            except Exception as error:
+                raise kernel_failure(task, error) from error
 
     def _start(self, launch: _Launch, stream: int | None) -> None:
         if log.isEnabledFor(TRACE):

@@ -207,9 +207,10 @@ class _Copy(SealedSegment):
         except KagentError:
             raise
         except Exception as error:
-            way = f"to {transfer.device}" if transfer.to_device else f"from {transfer.device}"
+            way = f"to {transfer.device}" if transfer.to_device else f"off {transfer.device}"
             raise ExecutionError(
-                f"copying {self._source_base} ({transfer.nbytes} bytes) {way} for {transfer.needed_by} failed with "
+                f"copying {self._source_base} ({transfer.nbytes} bytes) from {transfer.made_by} {way} for "
+                f"{transfer.needed_by} failed with "
                 f"{type(error).__name__}: {error}"
             ) from error
 

@@ -32,8 +32,8 @@ class Transfer:
         Direction.
     nbytes
         Bytes that move.
-    needed_by
-        Who reads the copy, for messages.
+    made_by, needed_by
+        Who wrote the bytes and who reads the copy, for messages.
     """
 
     source: int
@@ -41,6 +41,7 @@ class Transfer:
     device: Device
     to_device: bool
     nbytes: int
+    made_by: str = "the caller"
     needed_by: str = "the caller"
 
 
@@ -115,6 +116,7 @@ class TransferPlanner:
         self._bases = base_specs(program)
         self._valid: dict[int, set[Device | None]] = {}
         self._copies: dict[tuple[int, Device | None], int] = {}
+        self._writer: dict[int, str] = {}
         self._steps: list[PlacedCalls | Transfer] = []
         self._pending: list[OpCall] = []
         self._pending_device: Device | None = None
@@ -149,6 +151,7 @@ class TransferPlanner:
                 old = self._buffers[spec.buffer]
                 self._buffers[spec.buffer] = replace(old, device=place)
             self._valid[spec.buffer] = {place}
+            self._writer[spec.buffer] = f"{call.name} ({call.signature})"
         moved = self._moved_call(call, place)
         self._pending.append(moved)
         self._calls.append(moved)
@@ -177,6 +180,7 @@ class TransferPlanner:
                 device=device,
                 to_device=place is not None,
                 nbytes=self._buffers[buffer].nbytes,
+                made_by=self._writer.get(buffer, "the caller"),
                 needed_by=needed_by,
             )
         )

@@ -88,7 +88,7 @@ def test_entry_points_of_the_core(wheels: Path) -> None:
     with wheel_of(wheels, "kagent-torch") as wheel:
         assert entry_points(wheel) == {
             "console_scripts": {"kagent": "kagent_core.cli:main"},
-            "torch_dynamo_backends": {"kagent": "kagent_core.capture.backend:kagent"},
+            "torch_dynamo_backends": {"kagent": "kagent_core.backend:kagent"},
         }
 
 

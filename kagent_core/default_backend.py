@@ -33,7 +33,7 @@ def default_backend(options: Mapping[str, Any] | None = None) -> Iterator[None]:
     Examples
     --------
     >>> import torch
-    >>> from kagent_core.capture.default_backend import default_backend
+    >>> from kagent_core.default_backend import default_backend
     >>> with default_backend({"device": "cpu"}):
     ...     double = torch.compile(lambda x: 2 * x)
     >>> double(torch.ones(3))
@@ -58,7 +58,7 @@ def default_backend(options: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 def _bind(options: Mapping[str, Any]) -> Any:
     """Return kagent's backend with its options bound: `torch.compile` refuses options next to a mode."""
-    from kagent_core.capture.backend import kagent
+    from kagent_core.backend import kagent
 
     @functools.wraps(kagent)
     def backend(graph: Any, example_inputs: Any, *, mode: Any = None, options: Any = options) -> Any:

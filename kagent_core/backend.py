@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from kagent_core.capture.aliasing import guard_aliases
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
-from kagent_core.capture.stepwise import run_stepwise
+from kagent_core.stepwise import run_stepwise
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.inspect.logs import get_logger
