@@ -1,0 +1,58 @@
+"""Settings of the documentation's build: ``make docs``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+import kagent_core
+from kagent_core.config import Config, config_rows
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "kagent"
+author = "The kagent authors"
+copyright = "The kagent authors"
+release = version = kagent_core.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"kagent {release}"
+html_show_sourcelink = False
+
+myst_enable_extensions = ["colon_fence", "deflist", "smartquotes"]
+myst_heading_anchors = 3
+
+# `name` in a docstring is a link where there is something to link to
+default_role = "py:obj"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+
+class ConfigKeys(SphinxDirective):
+    """``{config-keys}``: a table of every key of the Config class, so that the page cannot fall behind it."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = []
+        for row in config_rows(Config(), {}):
+            field = Config.model_fields[row.key]
+            own = field.default_factory is not None  # differs from machine to machine
+            default = "the user's cache directory" if own else f"`{row.value}`" if row.value else "(empty)"
+            rows.append(f"| `{row.key}` | {default} | {row.description} |")
+        table = ["| key | default | what it means |", "|---|---|---|", *rows]
+        return self.parse_text_to_nodes("\n".join(table))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("config-keys", ConfigKeys)
+    return {"parallel_read_safe": True}

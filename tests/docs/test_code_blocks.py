@@ -1,0 +1,232 @@
+"""Every code block in the README and the docs does what the page says that it does.
+
+Blocks of one page are run in order and share names and a directory:
+
+- ``python``: is run. What it prints is compared with the ``text`` block that follows it, if one does; lines with
+  ``>>>`` are compared as doctests. A block that begins with a comment such as ``# script.py`` is that file.
+- ``console``: each ``$ `` line is run and must succeed; the lines below it must be among what it prints.
+- ``toml``: is read as a config file, or as a plugin's ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import linecache
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kagent_core.config import load_config
+from kagent_core.listing import DEVICE_GROUP, STAGE_GROUP
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+# Not run here, for they take minutes: their options are checked, and tests of their own run them.
+SLOW_COMMANDS = ("demo", "bench")
+
+
+@dataclass
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+    line: int
+    output: str | None = None
+
+
+@dataclass
+class Command:
+    """A ``$ `` line of a console block, and what the page says that it prints."""
+
+    environment: dict[str, str]
+    words: list[str]
+    shown: list[str]
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """Return a page's code blocks; a ``text`` block that follows a ``python`` block is its output."""
+    blocks: list[Block] = []
+    following: Block | None = None
+    lines = page.read_text(encoding="utf-8").splitlines()
+    position = 0
+    while position < len(lines):
+        line = lines[position]
+        position += 1
+        if not line.startswith("```"):
+            following = following if not line.strip() else None
+            continue
+        end = lines.index("```", position)
+        block = Block(line.removeprefix("```").strip(), "\n".join(lines[position:end]) + "\n", position + 1)
+        position = end + 1
+        if block.language == "text" and following is not None:
+            following.output = block.text
+            following = None
+            continue
+        following = block if block.language == "python" else None
+        blocks.append(block)
+    return blocks
+
+
+def read_commands(text: str) -> list[Command]:
+    commands: list[Command] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            words = shlex.split(line.removeprefix("$ "))
+            given = [word for word in words if re.fullmatch(r"[A-Z_]+=.*", word)]
+            environment = dict(word.split("=", 1) for word in given)
+            commands.append(Command(environment, words[len(given) :], []))
+        elif line.strip():
+            commands[-1].shown.append(line)
+    return commands
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [*os.environ]:
+        if name.startswith("KAGENT_") or name == "COLUMNS":
+            monkeypatch.delenv(name)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_blocks_of_a_page(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": f"page_{page.stem.replace('-', '_')}"}
+    for block in read_blocks(page):
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        run = RUNNERS.get(block.language)
+        if run is not None:
+            run(block, where, names)
+        else:
+            assert block.language in ("text", "json") or block.language.startswith("{"), where
+
+
+def run_python(block: Block, where: str, names: dict[str, Any]) -> None:
+    named = re.match(r"# (\w+\.py)\n", block.text)
+    if named:
+        Path(named[1]).write_text(block.text, encoding="utf-8")
+    elif block.text.lstrip().startswith(">>>"):
+        run_doctest(block, where, names)
+    else:
+        filename = f"<{where}>"
+        linecache.cache[filename] = (len(block.text), None, block.text.splitlines(keepends=True), filename)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block.text, filename, "exec"), names)
+        expected = block.output or ""
+        assert printed.getvalue() == expected or doctest.OutputChecker().check_output(
+            expected, printed.getvalue(), doctest.ELLIPSIS
+        ), f"{where} printed\n{printed.getvalue()}"
+
+
+def run_doctest(block: Block, where: str, names: dict[str, Any]) -> None:
+    test = doctest.DocTestParser().get_doctest(block.text, names, where, where, block.line)
+    test.globs = names  # the parser's copy would keep new names from the blocks that follow
+    report = io.StringIO()
+    results = doctest.DocTestRunner(optionflags=LOOSE).run(test, out=report.write, clear_globs=False)
+    assert results.attempted
+    assert not results.failed, f"{where}\n{report.getvalue()}"
+
+
+def run_console(block: Block, where: str, names: dict[str, Any]) -> None:
+    commands = read_commands(block.text)
+    assert commands, f"{where} has no command"
+    for command in commands:
+        program, *arguments = command.words
+        assert program in PROGRAMS, f"{where}: '{program}' is not a command that the docs may show"
+        PROGRAMS[program](command, arguments, where)
+
+
+def run_kagent(command: Command, arguments: list[str], where: str) -> None:
+    if arguments[0] in SLOW_COMMANDS:
+        path = [argument for argument in arguments if re.fullmatch(r"[a-z]+", argument)][:1]
+        told = run_program(["-m", "kagent_core.cli", *path, "--help"], {}, where)
+        for option in (argument for argument in arguments if argument.startswith("--")):
+            assert re.search(rf"{option}\b", told), f"{where}: kagent {path[0]} has no option {option}"
+        return
+    run_and_compare(["-m", "kagent_core.cli", *arguments], command, where)
+
+
+def run_script(command: Command, arguments: list[str], where: str) -> None:
+    run_and_compare(arguments, command, where)
+
+
+def run_and_compare(arguments: list[str], command: Command, where: str) -> None:
+    told = {without_numbers(line) for line in run_program(arguments, command.environment, where).splitlines()}
+    for line in command.shown:
+        assert without_numbers(line) in told, f"{where} shows\n{line}\nwhich is not among\n" + "\n".join(sorted(told))
+
+
+def run_program(arguments: list[str], environment: dict[str, str], where: str) -> str:
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, f"{where}: {shlex.join(command)} ended with {done.returncode}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def without_numbers(line: str) -> str:
+    """Return what of a line of output is the same on every machine."""
+    if re.match(r"cpu +available ", line):
+        return "cpu available"  # the rest is the machine's
+    return re.sub(r"─+", "─", re.sub(r"0x[0-9a-f]+|\d+(\.\d+)*", "#", " ".join(line.split())))
+
+
+def check_make(command: Command, arguments: list[str], where: str) -> None:
+    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for target in (argument for argument in arguments if "=" not in argument):
+        assert target in targets, f"{where}: the Makefile has no target '{target}'"
+
+
+def check_pip(command: Command, arguments: list[str], where: str) -> None:
+    ours = {}
+    for path in (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        ours[project["name"]] = set(project.get("optional-dependencies", {}))
+    assert arguments[0] == "install", where
+    for requirement in arguments[1:]:
+        named = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?", requirement)
+        assert named is not None, f"{where}: {requirement}"
+        assert named[1] in ours, f"{where}: no distribution here is named {named[1]}"
+        assert set(filter(None, (named[2] or "").split(","))) <= ours[named[1]], f"{where}: {requirement}"
+
+
+def check_toml(block: Block, where: str, names: dict[str, Any]) -> None:
+    table = tomllib.loads(block.text)
+    if "project" in table:
+        assert set(table["project"]["entry-points"]) <= {DEVICE_GROUP, STAGE_GROUP}, where
+        return
+    folder = Path(f"config-{block.line}")
+    folder.mkdir()
+    path = folder / ("pyproject.toml" if "tool" in table else "kagent.toml")
+    path.write_text(block.text, encoding="utf-8")
+    load_config(config_file=path)
+
+
+RUNNERS: dict[str, Callable[[Block, str, dict[str, Any]], None]] = {
+    "python": run_python,
+    "console": run_console,
+    "toml": check_toml,
+}
+PROGRAMS: dict[str, Callable[[Command, list[str], str], None]] = {
+    "kagent": run_kagent,
+    "python": run_script,
+    "make": check_make,
+    "pip": check_pip,
+}
