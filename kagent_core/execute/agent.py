@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from kagent_core.device import OpenDevice, SealedSegment, Segment
 from kagent_core.execute.arena import plan_arena
 from kagent_core.execute.launch import LaunchEach
-from kagent_core.execute.order import run_order
-from kagent_core.extract.queue import TaskQueue
+from kagent_core.extract.queue import TaskQueue, in_order
 from kagent_core.inspect.logs import get_logger
-from kagent_core.specs import BufferSpec, KernelTask, TensorSpec
+from kagent_core.specs import BufferSpec, TensorSpec
 
 log = get_logger("execute")
 
@@ -44,10 +43,7 @@ class ExecutorAgent:
         ExecutionError
             When the queue has failed, or the tasks' dependencies cannot be met.
         """
-        tasks: list[KernelTask] = []
-        while (task := queue.take()) is not None:
-            tasks.append(task)
-        ordered = run_order(tasks)
+        ordered = in_order(queue)
         arena = plan_arena(ordered, buffers, exports, keep_exports=not self.opened.runtime.host_memory)
         log.debug(
             "%s: %d tasks on %s, arena of %d bytes for %d buffers",

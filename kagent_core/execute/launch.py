@@ -85,8 +85,12 @@ class LaunchEach(SealedSegment):
             for launch in self._launches:
                 if launch is not None:
                     started = time.perf_counter()
-                    self._start(launch, None)
-                    self._synchronize(launch.task)
+                    try:
+                        self._start(launch, None)
+                        self._synchronize(launch.task)
+                    except ExecutionError as error:
+                        observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3, error))
+                        raise
                     observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3))
 
     def close(self) -> None:
