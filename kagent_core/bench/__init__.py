@@ -1,0 +1,1 @@
+"""``kagent bench``: what kagent itself costs."""
