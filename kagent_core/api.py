@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kagent_core.backend import kagent
 from kagent_core.capture.schemas import resolve_overload
 from kagent_core.config import load_config
 from kagent_core.session import session_for
@@ -48,7 +49,8 @@ def compile(
     """
     given = dict(options) if device is None else {"device": device, **options}
     session_for(load_config(options=given))
-    return torch.compile(model, backend="kagent", dynamic=dynamic, fullgraph=fullgraph, options=given)
+    # the function itself: torch's first look-up of a backend by its name fails when several threads make it at once
+    return torch.compile(model, backend=kagent, dynamic=dynamic, fullgraph=fullgraph, options=given)
 
 
 def run_op(signature: str, *args: Any, device: str | None = None, **kwargs: Any) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._decomp import core_aten_decompositions
@@ -19,10 +21,13 @@ from kagent_core.stepwise import run_stepwise
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.inspect.logs import get_logger
+from kagent_core.kernels import KernelSet, active_kernels
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import Session, session_for
 
 log = get_logger("capture")
+
+GraphRunner = Callable[[list[Any]], list[Any]]
 
 _numbers = itertools.count()
 
@@ -93,6 +98,38 @@ def _compile(
     )
 
 
+def _with_active_kernels(session: Session, make: Callable[[Session], GraphRunner]) -> GraphRunner:
+    """Return what runs a graph with the program's own kernels that are active where it is called.
+
+    Dynamo takes what it compiled for the same function again, so what was active then cannot decide. A graph is
+    planned once for each set of kernels, and these plans go when their set does.
+
+    Parameters
+    ----------
+    session
+        The session, with whatever kernels.
+    make
+        Makes what runs the graph in a session.
+    """
+    base, plain = session.base, make(session.base)
+    variants: WeakKeyDictionary[KernelSet, GraphRunner] = WeakKeyDictionary()
+    lock = threading.Lock()
+
+    def variant(kernels: KernelSet) -> GraphRunner:
+        with lock:
+            found = variants.get(kernels)
+            if found is None:
+                found = variants[kernels] = make(base.with_kernels(kernels))
+            return found
+
+    def run(args: list[Any]) -> list[Any]:
+        active = active_kernels()
+        return variant(active)(args) if active.layers else plain(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
 class _Capture:
     """Compiles the graphs that AOTAutograd makes of one of Dynamo's graphs."""
 
@@ -124,12 +161,6 @@ class _Capture:
             log.debug("%s:\n%s", name, graph_module.print_readable(print_output=False))
         if reason is not None:
             log.warning("%s runs operator by operator, not as a plan: %s", name, reason)
-            run: Callable[[list[Any]], list[Any]] = functools.partial(run_stepwise, self.session, graph_module)
-        else:
-            run = CompiledGraph(self.session, CapturedGraph(graph_module, name))
-
-        def boxed(args: list[Any]) -> list[Any]:
-            return run(args)
-
-        boxed._boxed_call = True  # type: ignore[attr-defined]
-        return boxed
+            return _with_active_kernels(self.session, lambda s: functools.partial(run_stepwise, s, graph_module))
+        graph = CapturedGraph(graph_module, name)
+        return _with_active_kernels(self.session, lambda s: CompiledGraph(s, graph))

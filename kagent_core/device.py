@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from kagent_core.runs import byte_runs
 from kagent_core.specs import (
     Access,
     BufferSpec,
@@ -68,9 +69,45 @@ class PointerArg:
     access: Access = Access.IN
 
     @property
-    def range(self) -> tuple[int, int]:
-        """First byte in the buffer, and the number of bytes, that the tensor covers."""
-        return self.byte_offset, self.spec.span * self.spec.dtype.itemsize
+    def nbytes(self) -> int:
+        """Bytes from the tensor's first to its last one."""
+        return self.spec.span * self.spec.dtype.itemsize
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The bytes of the buffer that the tensor touches, as (offset, length)."""
+        runs = byte_runs(self.spec.shape, self.spec.strides, self.spec.dtype.itemsize)
+        return [(self.byte_offset + offset, length) for offset, length in runs]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArg:
+    """A value as a runtime sees it at launch, for a kernel that declares its parameters.
+
+    Its bytes lie in the plan's parameter buffer, where they stay until the plan is given up: a launch may read them
+    later. A null pointer is a value of a pointer type whose bytes are zero.
+
+    Attributes
+    ----------
+    type
+        C type, such as ``int64_t``.
+    data
+        The bytes, read only.
+    address
+        Where they lie in host memory.
+    decode
+        From bytes to a Python value.
+    """
+
+    type: str
+    data: memoryview
+    address: int
+    decode: Callable[[memoryview], Any]
+
+    @property
+    def value(self) -> Any:
+        """The value that the bytes stand for now."""
+        return self.decode(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +211,9 @@ class Runtime(ABC):
 
     @abstractmethod
     def launch(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
-        """Start a kernel. Tensors among `args` are `PointerArg`; the other values are as they were packed.
+        """Start a kernel. Tensors among `args` are `PointerArg`.
+
+        For a kernel that declares its parameters, the other values are `ScalarArg`; else they are as they were packed.
 
         Everything that `args` refers to stays alive until `synchronize` or `copy_out` has returned.
         """
@@ -232,6 +271,53 @@ class ArgumentPacker(ABC):
             When a value does not fit the parameter that the kernel declares.
         """
 
+    def pack_group(
+        self, calls: Sequence[OpCall], group: OpCall, kernel: KernelDescriptor
+    ) -> tuple[PackedArg, ...]:
+        """Return the packed arguments of a fused kernel, in the kernel's order.
+
+        Optional: by default `group` is packed as any call is.
+
+        Parameters
+        ----------
+        calls
+            What the kernel computes, in order.
+        group
+            The same as one call: its arguments are the tensors that come from outside, in the order in which the calls
+            take them, and then every other argument of every call; its results are those that leave the group. An
+            argument whose name an earlier call has already has the position of its call behind it: ``other1``.
+        kernel
+            The fused kernel.
+
+        Raises
+        ------
+        PackingError
+            As `pack`.
+        """
+        return self.pack(group, kernel)
+
+
+class CodeGenerator(Protocol):
+    """Makes kernels of operators that were fused. Optional: a device without one fuses what it has kernels for.
+
+    What `OpenDevice.printer` is, where it is not None.
+    """
+
+    def can_generate(self, calls: Sequence[OpCall]) -> str | None:
+        """Return why no kernel can be made of some calls, or None when one can. Must be quick: it is asked often."""
+
+    def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
+        """Return a kernel for some calls, of which `can_generate` was None.
+
+        Parameters
+        ----------
+        calls
+            In order.
+        group
+            The same as one call, with the arguments that the kernel is given and the results that it writes, as in
+            `ArgumentPacker.pack_group`.
+        """
+
 
 class LaunchConfigDeriver(ABC):
     """Chooses grid and block of a kernel from its problem's size. It asks the driver nothing: limits are data."""
@@ -252,8 +338,8 @@ class OpenDevice:
     registry, packer, deriver, runtime
         As above.
     printer
-        The spelling of the device's C-like kernel language; None when it has none, and then no kernel is
-        generated for it.
+        What makes kernels of fused operators, in the device's C-like kernel language; None when it has none, and then
+        no kernel is generated for it.
     """
 
     info: DeviceInfo
@@ -261,7 +347,7 @@ class OpenDevice:
     packer: ArgumentPacker
     deriver: LaunchConfigDeriver
     runtime: Runtime
-    printer: Any = None
+    printer: CodeGenerator | None = None
 
     @property
     def device(self) -> Device:

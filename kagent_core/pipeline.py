@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from kagent_core.capture.graph import CapturedGraph
 from kagent_core.execute.plan import ExecutionPlan, PlannedSegment
 from kagent_core.extract.context import ExtractionRequest
 from kagent_core.extract.queue import TaskQueue
-from kagent_core.inspect.dump import dump_into_directory
 from kagent_core.inspect.logs import get_logger
 from kagent_core.inspect.report import Fallback, PlanReport
 from kagent_core.schedule.placed import PlacedCalls, Transfer
@@ -53,6 +53,7 @@ def build_plan(session: Session, program: Program, constants: Sequence[torch.Ten
         for call, placement in zip(placed.program.calls, placed.placements, strict=True)
         if placement.device != session.target.device
     )
+    inserted = [call for call in placed.program.calls if call.inserted is not None]
     session.reports.append(
         PlanReport(
             program=program.name,
@@ -60,6 +61,8 @@ def build_plan(session: Session, program: Program, constants: Sequence[torch.Ten
             tasks=first_task,
             fallbacks=fallbacks,
             transfers=sum(isinstance(step, Transfer) for step in steps),
+            compactions=len(inserted),
+            compacted_nbytes=sum(call.outputs[0].range.nbytes for call in inserted),
             arena_nbytes=sum(s.segment.arena_nbytes for s in steps if isinstance(s, PlannedSegment)),
             build_ms=(time.perf_counter() - started) * 1e3,
         )
@@ -70,14 +73,12 @@ def build_plan(session: Session, program: Program, constants: Sequence[torch.Ten
 def _build_segment(
     session: Session, program: Program, step: PlacedCalls, exports: frozenset[int], bases: Any, first_task: int
 ) -> PlannedSegment:
-    executor = session.executor_for(step.device)
+    executor, opened = session.executor_for(step.device), session.open(step.device)
     queue = TaskQueue()
-    request = ExtractionRequest(step.calls, step.device, program.buffers, first_task, program.name)
-    suggest = functools.partial(session.suggest, executor.opened.info)
-    ctx = session.extractor.extract(request, executor.opened, queue, suggest)
+    request = ExtractionRequest(step.calls, step.device, program.buffers, first_task, program.name, exports)
+    suggest = functools.partial(session.suggest, opened.info)
+    session.extractor.extract(request, opened, queue, suggest)
     queue.close()
-    if session.config.dump is not None:
-        dump_into_directory(ctx, session.config.dump)
     segment = executor.prepare(queue, program.buffers, exports, bases, program.name)
     return PlannedSegment(segment, executor.seal(segment))
 
@@ -99,6 +100,8 @@ class CompiledGraph:
         self._plans: OrderedDict[Any, ExecutionPlan] = OrderedDict()
         self._latest: ExecutionPlan | None = None
         self._lock = threading.RLock()
+        # a garbage collection may come while any lock is held, so the plans are not closed there and then
+        weakref.finalize(self, session.abandoned.append, self._plans).atexit = False
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the graph. Safe to call from many threads."""
@@ -118,6 +121,7 @@ class CompiledGraph:
             plan = self._plans.get(key)
             fresh = plan is None
             if plan is None:
+                self.session.close_abandoned()
                 plan = self._build(args)
                 self._plans[key] = plan
                 while len(self._plans) > self.session.config.plan_cache_size:
@@ -135,7 +139,14 @@ class CompiledGraph:
 def _key(args: Sequence[Any], anchored: frozenset[int]) -> tuple[Any, ...]:
     """What a plan depends on; the storage offset only where the program addresses it absolutely."""
     return tuple(
-        (arg.dtype, tuple(arg.shape), arg.stride(), arg.storage_offset() if index in anchored else 0)
+        (
+            arg.dtype,
+            tuple(arg.shape),
+            arg.stride(),
+            arg.storage_offset() if index in anchored else 0,
+            arg.is_conj(),
+            arg.is_neg(),
+        )
         if isinstance(arg, torch.Tensor)
         else (type(arg), arg)
         for index, arg in enumerate(args)

@@ -38,7 +38,8 @@ def byte_runs(
     """
     if 0 in shape:
         return []
-    run, outer = itemsize, []
+    run = itemsize
+    outer: list[tuple[int, int]] = []
     for stride, size in sorted((stride * itemsize, size) for size, stride in zip(shape, strides, strict=True)):
         if size == 1 or stride == 0:
             continue

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from kagent_core.config import TRACE, Config
 from kagent_core.device import Observer, OpenDevice
@@ -16,6 +19,7 @@ from kagent_core.extract.agent import ExtractorAgent
 from kagent_core.extract.stages import DefaultStages
 from kagent_core.inspect import logs
 from kagent_core.inspect.report import PlanReport
+from kagent_core.kernels import KernelSet, UserKernel, active_kernels, kernels_for
 from kagent_core.plugins import PluginManager
 from kagent_core.profile.problem import problem_key
 from kagent_core.schedule.agent import SchedulerAgent
@@ -56,26 +60,52 @@ class Session:
         self.plugins = PluginManager(config, (*core, *extra))
         self.plugins.load_stages()
         self.target: DeviceInfo = self.plugins.resolve(config.device)
-        self.scheduler = SchedulerAgent(
-            self.plugins.hooks, config, self.plugins.resolve, self.plugins.open, self._time_ms
-        )
+        self.scheduler = self._new_scheduler()
         self.extractor = ExtractorAgent(self.plugins.hooks, config)
         self.reports: deque[PlanReport] = deque(maxlen=256)
         self.single = SingleOperators()
         self.abandoned: deque[Mapping[Any, ExecutionPlan]] = deque()
         self._executors: dict[Device, ExecutorAgent] = {}
         self._lock = threading.RLock()
+        self._base: Session | None = None
+        self._variants: WeakKeyDictionary[KernelSet, Session] = WeakKeyDictionary()
+        self._user_kernels: Sequence[Sequence[UserKernel]] = ()
+        self._overlaid: dict[Device, OpenDevice] = {}
+
+    @property
+    def base(self) -> Session:
+        """The session without any of the program's own kernels."""
+        return self._base or self
+
+    def with_kernels(self, kernels: KernelSet) -> Session:
+        """Return this session with some of the program's own kernels, and no others.
+
+        It shares plugins, opened devices and executors with `base`; only registries look different in it. The session
+        keeps it for as long as the set is alive.
+        """
+        base = self.base
+        if not kernels:
+            return base
+        with base._lock:
+            if kernels not in base._variants:
+                variant = copy.copy(base)
+                variant._base, variant._user_kernels, variant._overlaid = base, kernels.layers, {}
+                variant.scheduler, variant.single = variant._new_scheduler(), SingleOperators()
+                base._variants[kernels] = variant
+            return base._variants[kernels]
 
     @functools.cached_property
     def profiler(self) -> ProfilerAgent:
         """The ProfilerAgent; made when ``profile`` first needs it, so that others never touch its file."""
         from kagent_core.profile.agent import ProfilerAgent
 
+        if self._base is not None:
+            return self._base.profiler
         return ProfilerAgent(self.config.cache_dir / PROFILE_FILE)
 
     def open(self, device: Device) -> OpenDevice:
         """Return a device, opened once."""
-        return self.plugins.open(self.plugins.resolve(str(device)))
+        return self._open(self.plugins.resolve(str(device)))
 
     def on_fallback_device(self) -> Session:
         """Return the process's session with the same config, but for the fallback device as its target."""
@@ -85,7 +115,7 @@ class Session:
         """Return the device's ExecutorAgent."""
         with self._lock:
             if device not in self._executors:
-                self._executors[device] = ExecutorAgent(self.open(device))
+                self._executors[device] = ExecutorAgent(self.base.open(device))
             return self._executors[device]
 
     def suggest(
@@ -121,9 +151,25 @@ class Session:
 
     def close(self) -> None:
         """Write the profile down and close every device."""
+        if self._base is not None:
+            self._base.close()
+            return
         if "profiler" in self.__dict__:
             self.profiler.close()
         self.plugins.close()
+
+    def _new_scheduler(self) -> SchedulerAgent:
+        return SchedulerAgent(self.plugins.hooks, self.config, self.plugins.resolve, self._open, self._time_ms)
+
+    def _open(self, info: DeviceInfo) -> OpenDevice:
+        opened = self.plugins.open(info)
+        layers = kernels_for(self._user_kernels, info.device)
+        if not layers:
+            return opened
+        with self._lock:
+            if info.device not in self._overlaid:
+                self._overlaid[info.device] = replace(opened, registry=opened.registry.overlaid(*layers))
+            return self._overlaid[info.device]
 
     def _task_finished(self, event: TaskFinished) -> None:
         if self.config.profile and event.error is None:
@@ -174,12 +220,14 @@ _sessions = _Sessions()
 def session_for(config: Config) -> Session:
     """Return the process's session for a config, made the first time that it is asked for.
 
+    Where kernels of the program's own are active, it is the session with those.
+
     Raises
     ------
     KagentError
         As `Session`.
     """
-    return _sessions.get(config)
+    return _sessions.get(config).with_kernels(active_kernels())
 
 
 @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +19,10 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
-from kagent_core.capture.graph import CapturedGraph
+from kagent_core.capture.graph import CapturedGraph, input_spec
 from kagent_core.capture.ranges import overlap_with_written
 from kagent_core.capture.schemas import schema_of, signature_of
-from kagent_core.errors import KernelNotFoundError
+from kagent_core.errors import CaptureError, KernelNotFoundError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.specs import OpCall
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
 log = get_logger("capture")
 
 KEPT_OPERATORS = 256
+
+
+class _NotStridedError(Exception):
+    """The operator returns a tensor of another layout than strided."""
+
+
+def _needs_the_tensors_themselves(overload: Any, leaves: Sequence[Any]) -> bool:
+    """Whether no spec can stand for the arguments: the operator changes their shape, or they are not strided."""
+    if torch.Tag.inplace_view in overload.tags:
+        return True
+    return any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves)
 
 
 class _Single:
@@ -53,12 +66,16 @@ class SingleOperators:
 
         Raises
         ------
+        CaptureError
+            When the operator does not take these arguments.
         KernelNotFoundError
-            When the size of the result depends on data and config allows no fallback device to find out.
+            When what it returns is known only when it has run, and config allows no fallback device.
         KagentError
             As the agents raise.
         """
         leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if _needs_the_tensors_themselves(overload, leaves):
+            return _run_unplanned(session, overload, args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         key = (overload, structure, tuple(_leaf_key(leaf) for leaf in leaves))
         with self._lock:
@@ -66,7 +83,7 @@ class SingleOperators:
             if single is None:
                 try:
                     single = _build(session, overload, leaves, structure)
-                except (DataDependentOutputException, DynamicOutputShapeException):
+                except (DataDependentOutputException, DynamicOutputShapeException, _NotStridedError):
                     return _run_unplanned(session, overload, args, kwargs)
                 self._known[key] = single
                 if len(self._known) > KEPT_OPERATORS:
@@ -97,16 +114,44 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
         nodes.append(node)
         fakes.append(fake)
     fake_args, fake_kwargs = pytree.tree_unflatten(fakes, structure)
-    with mode, torch.no_grad():
-        value = overload(*fake_args, **fake_kwargs)
+    with mode, torch.no_grad(), _quiet_meta_kernels():
+        try:
+            value = overload(*fake_args, **fake_kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise
+        except Exception as error:
+            raise _refused(overload, leaves, error) from error
+    flat, spec = pytree.tree_flatten(value)
+    if any(isinstance(item, torch.Tensor) and item.layout is not torch.strided for item in flat):
+        raise _NotStridedError
     node_args, node_kwargs = pytree.tree_unflatten(nodes, structure)
     call = graph.create_node("call_function", overload, node_args, node_kwargs, name=overload._schema.name.split("::")[1])
     call.meta["val"] = value
-    flat, spec = pytree.tree_flatten(value)
     graph.output(_outputs(graph, call, value, flat, overload))
     name = signature_of(overload).replace("::", "_").replace(".", "_")
     module = GraphModule(torch.nn.Module(), graph)
     return _Single(CompiledGraph(session, CapturedGraph(module, name)), spec)
+
+
+@contextmanager
+def _quiet_meta_kernels() -> Iterator[None]:
+    """torch logs a traceback when an operator refuses its arguments; the error that we raise says it better."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _refused(overload: Any, leaves: Sequence[Any], error: Exception) -> CaptureError:
+    given = ", ".join(
+        str(input_spec(leaf, 0, whole_storage=False)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
+    )
+    return CaptureError(
+        f"{signature_of(overload)} does not take ({given}): {str(error).strip().splitlines()[0]}",
+        hint=f"its schema is {overload._schema}",
+    )
 
 
 def _outputs(graph: Graph, call: Any, value: Any, flat: Sequence[Any], overload: Any) -> tuple[Any, ...]:
@@ -153,18 +198,21 @@ def _argument(call: Any, overload: Any, position: int | None) -> Any:
 
 
 def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operator whose result's size only running tells: on a device in host memory, by its own kernel."""
+    """Run an operator that cannot be planned, on a device in host memory, by its own kernel.
+
+    What it returns has a size that only running tells, or it takes or returns what no spec describes.
+    """
     signature = signature_of(overload)
     target = session.open(session.target.device)
     opened = target
     if not target.runtime.host_memory:
         if session.config.missing_kernel == "error":
             raise KernelNotFoundError(
-                f"the size of what {signature} returns depends on data, so '{target.device}' cannot plan memory for it",
+                f"what {signature} returns is known only when it has run, so '{target.device}' cannot plan memory for it",
                 hint='set missing_kernel = "fallback" to run it on the fallback device',
             )
         opened = session.open(session.plugins.resolve(session.config.fallback_device).device)
-        log.warning("%s runs on %s: the size of its result depends on data", signature, opened.device)
+        log.warning("%s runs on %s: what it returns is known only when it has run", signature, opened.device)
     names = [argument.name for argument in schema_of(overload).arguments]
     call = OpCall(0, overload.__name__, signature, dict(zip(names, args, strict=False)), (), (), (), overload=overload)
     kernel = opened.registry.find(call)

@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any
 
 from kagent_core.errors import DeviceError
+from kagent_core.runs import byte_runs
+from kagent_core.layout import ANY_STRIDES, Layout
 
 _SHORT_NAMES = {
     "bool": "b8",
@@ -97,6 +99,10 @@ class DeviceInfo:
         Shared (local) memory that one block can have, in bytes.
     max_parameters
         Most parameters that one kernel can take.
+    max_registers
+        32-bit registers that one thread can have; 0 when unknown.
+    max_grid
+        Most blocks of one launch in x, y and z.
     emulated
         True when no such hardware is involved.
     plugin
@@ -112,6 +118,8 @@ class DeviceInfo:
     max_threads_per_block: int = 1
     shared_nbytes: int = 0
     max_parameters: int = 128
+    max_registers: int = 0
+    max_grid: tuple[int, int, int] = (2**31 - 1, 2**31 - 1, 2**31 - 1)
     emulated: bool = False
     plugin: str = ""
     details: tuple[tuple[str, str], ...] = ()
@@ -124,10 +132,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemRange:
-    """Bytes of one buffer, from `offset`, that a task reads or writes.
-
-    Exact for contiguous tensors; the covering range for strided ones.
-    """
+    """Bytes of one buffer, from `offset`, that a task reads or writes."""
 
     buffer: int
     offset: int
@@ -192,9 +197,18 @@ class TensorSpec:
 
     @property
     def range(self) -> MemRange:
-        """The bytes that the tensor covers."""
+        """The bytes from the tensor's first to its last one."""
         itemsize = self.dtype.itemsize
         return MemRange(self.buffer, self.storage_offset * itemsize, self.span * itemsize)
+
+    @property
+    def ranges(self) -> tuple[MemRange, ...]:
+        """The bytes that the tensor touches, exactly; `range` alone for one of very many pieces (`byte_runs`)."""
+        if self.is_contiguous:
+            return (self.range,)
+        first = self.storage_offset * self.dtype.itemsize
+        runs = byte_runs(self.shape, self.strides, self.dtype.itemsize)
+        return tuple(MemRange(self.buffer, first + offset, nbytes) for offset, nbytes in runs)
 
     @property
     def is_contiguous(self) -> bool:
@@ -296,6 +310,8 @@ class OpCall:
         Whether the call draws from the random number generator.
     overload
         torch's ``OpOverload``, for devices that run PyTorch's own kernels.
+    inserted
+        Why kagent added the call, for one that is not in the user's program; else None.
     """
 
     id: int
@@ -308,6 +324,13 @@ class OpCall:
     provenance: Provenance = Provenance()
     random: bool = False
     overload: Any = field(default=None, repr=False, compare=False)
+    inserted: str | None = None
+
+    @property
+    def fresh_results(self) -> tuple[TensorSpec, ...]:
+        """Results that lie in buffers of their own, in order."""
+        given = {spec.buffer for spec in self.inputs}
+        return tuple(spec for spec in self.results if spec is not None and spec.buffer not in given)
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={format_value(value)}" for name, value in self.arguments.items())
@@ -407,14 +430,26 @@ class Parameter:
         The ATen argument that it carries (``self``, ``alpha``), ``out`` (``out1``, ...) for a result, or a
         derived value.
     type
-        Its C type: ``float*``, ``int64_t``, ``double``.
+        Its C type: ``const float*``, ``int64_t``, ``double``, ``int64_t[8]`` for a struct of one such array.
+        ``void`` says that the kernel does without the argument.
     access
-        For pointers, what the kernel does with the tensor.
+        For pointers, what the kernel does with the tensor. None leaves it to the type: a pointer to const is
+        read; another one is written, and read too where it carries an argument.
+    derived
+        Expression over arguments and results that gives the value, such as ``self.shape[1]``.
+    optional
+        Whether a pointer may be null, for a tensor that was not given.
     """
 
     name: str
     type: str
     access: Access | None = None
+    derived: str | None = None
+    optional: bool = False
+
+
+DEFAULT_SIGNATURE = "default"
+"""Signature of a kernel that takes any operator for which a device has nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +459,8 @@ class KernelDescriptor:
     Attributes
     ----------
     signature
-        The exact overload that the kernel computes.
+        The exact overload that the kernel computes; `DEFAULT_SIGNATURE` for one that takes any operator for which
+        there is nothing else. May be left empty where `fuses` says what the kernel computes.
     name
         Name of the kernel, unique among those with the same signature on a device.
     function
@@ -435,8 +471,11 @@ class KernelDescriptor:
         The prototype, in order. Empty for a callable that takes the operator's own arguments.
     dtypes
         Names of the dtypes that its tensors may have; None accepts all.
-    contiguous
-        Whether every tensor must be contiguous; a kernel that takes strides says False.
+    layout
+        What memory layouts it takes, for every tensor that `layouts` does not name.
+    layouts
+        Layouts of single tensors, by ATen argument name; results are ``out``, or ``out0``, ``out1``, ... when there
+        are several. Can be given as a mapping.
     lazy_bits
         Whether it reads tensors with PyTorch's lazy conjugation and negation bits right.
     allocates
@@ -445,7 +484,9 @@ class KernelDescriptor:
     priority
         The highest one that accepts the call wins.
     origin
-        Who registered it and where, for error messages.
+        Who registered it and where, for error messages; the registry fills in file and line when it is empty.
+    fuses
+        For a fused kernel, the signatures of the operators that it computes, in order.
     """
 
     signature: str
@@ -454,11 +495,35 @@ class KernelDescriptor:
     source: str | None = None
     parameters: tuple[Parameter, ...] = ()
     dtypes: frozenset[str] | None = None
-    contiguous: bool = False
+    layout: Layout = ANY_STRIDES
+    layouts: tuple[tuple[str, Layout], ...] | Mapping[str, Layout] = ()
     lazy_bits: bool = False
     allocates: bool = False
     priority: int = 0
     origin: str = ""
+    fuses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # frozen, and so hashable, whatever collections were given
+        if self.dtypes is not None:
+            object.__setattr__(self, "dtypes", frozenset(self.dtypes))
+        pairs = self.layouts.items() if isinstance(self.layouts, Mapping) else self.layouts
+        object.__setattr__(self, "layouts", tuple(pairs))
+        object.__setattr__(self, "fuses", tuple(self.fuses))
+        if self.fuses and not self.signature:
+            object.__setattr__(self, "signature", "+".join(self.fuses))
+
+    def layout_of(self, tensor: str) -> Layout:
+        """Return the layout that one tensor must have, given the name of its argument or result.
+
+        Examples
+        --------
+        >>> from kagent_core.layout import CONTIGUOUS
+        >>> kernel = KernelDescriptor("aten::mm", "mm", layouts={"mat2": CONTIGUOUS})
+        >>> print(kernel.layout_of("mat2"), "and", kernel.layout_of("self"))
+        contiguous tensors and tensors of any strides
+        """
+        return dict(self.layouts).get(tensor, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,12 +540,18 @@ class PackedArg:
         What the kernel does with the tensors in `value`; None when there are none.
     keyword
         Whether a callable kernel takes it by name.
+    type
+        C type of the parameter, where the kernel declares its parameters; `value` is then as the kernel sees it.
+    data
+        The value's bytes in that type; None for a tensor.
     """
 
     name: str
     value: Any
     access: Access | None = None
     keyword: bool = False
+    type: str | None = None
+    data: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,6 +596,12 @@ class KernelTask:
         """Names of its operators, joined."""
         return "+".join(call.name for call in self.calls)
 
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """Tensors in buffers of their own that it makes, in order; what stays inside a fused kernel is not among them."""
+        written = {span.buffer for span in self.writes}
+        return tuple(spec for call in self.calls for spec in call.fresh_results if spec.buffer in written)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -536,9 +613,26 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """Operators that run as one kernel, by their ids."""
+    """Operators that run as one kernel, by their ids.
+
+    Attributes
+    ----------
+    calls
+        Those that are this group's own: every operator is in exactly one group.
+    recomputed
+        Operators of other groups whose results this kernel computes again for itself rather than read them.
+    inner
+        Buffers of results that stay inside the kernel: it neither reads nor writes memory for them.
+    """
 
     calls: tuple[int, ...]
+    recomputed: tuple[int, ...] = ()
+    inner: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Everything that the kernel computes, in the program's order where something is recomputed."""
+        return tuple(sorted(self.calls + self.recomputed)) if self.recomputed else self.calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ class CapturedGraph:
         self.placeholders: list[Node] = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.constants: list[torch.Tensor] = []
         self.anchored = self._anchored_inputs()
-        self.mutated = self._mutated_inputs()
 
     def program(self, args: Sequence[Any]) -> Program:
         """Return the program for the shapes, strides and integers of `args`.
@@ -90,32 +89,25 @@ class CapturedGraph:
 
     def _anchored_inputs(self) -> frozenset[int]:
         """Inputs that a graph addresses from their storage's start: ``as_strided`` gives absolute offsets."""
+        absolute = [n for n in self.graph_module.graph.nodes if n.target is torch.ops.aten.as_strided.default]
+        if not absolute:
+            return frozenset()
         bases = self._bases()
-        found: set[int] = set()
-        for node in self.graph_module.graph.nodes:
-            if node.op == "call_function" and node.target is torch.ops.aten.as_strided.default:
-                found |= bases.get(node.args[0], frozenset())
-        return frozenset(found)
+        return frozenset().union(*(bases.get(node.args[0], frozenset()) for node in absolute))
 
-    def _bases(self) -> dict[Any, frozenset[int]]:
-        """For each node, the inputs that it may be a view of."""
-        bases: dict[Any, frozenset[int]] = {node: frozenset([i]) for i, node in enumerate(self.placeholders)}
+    def _bases(self) -> dict[Node, frozenset[int]]:
+        """For each node, the inputs whose storage what it returns lies in."""
+        bases: dict[Node, frozenset[int]] = {node: frozenset([i]) for i, node in enumerate(self.placeholders)}
         for node in self.graph_module.graph.nodes:
             if node.op == "call_function":
-                bases[node] = frozenset().union(*(bases.get(n, frozenset()) for n in node.all_input_nodes[:1]))
+                mine = _storages(node)
+                shared = [bases[n] for n in node.all_input_nodes if n in bases and mine & _storages(n)]
+                bases[node] = frozenset().union(*shared)
         return bases
 
-    def _mutated_inputs(self) -> frozenset[int]:
-        """Inputs that the graph writes in place."""
-        bases = self._bases()
-        found: set[int] = set()
-        for node in self.graph_module.graph.nodes:
-            if node.op == "call_function" and is_operator(node.target) and schema_of(node.target).writes:
-                schema = schema_of(node.target)
-                for argument, value in zip(schema.arguments, node.args, strict=False):
-                    if argument.writes and isinstance(value, Node):
-                        found |= bases.get(value, frozenset())
-        return frozenset(found)
+
+def _storages(node: Node) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in _tensors(node.meta.get("val"))}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

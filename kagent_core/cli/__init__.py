@@ -1,6 +1,7 @@
 """The command ``kagent``: what is installed, what it is told, and programs that run through it.
 
-torch is imported by the commands that compute (``run``, ``demo``, ``bench``), and by no other.
+torch is imported by the commands that compute (``run``, ``demo``, ``bench``) or open a device (``kernels``), and by
+no other.
 
 Every `KagentError` that a command raises is printed as one message on stderr, and the exit code is 1.
 ``kagent --debug COMMAND`` shows its traceback instead.
@@ -18,6 +19,7 @@ from kagent_core.cli.bench import bench_app
 from kagent_core.cli.config import show_config
 from kagent_core.cli.demo import demo_command
 from kagent_core.cli.devices import list_devices
+from kagent_core.cli.kernels import list_kernels
 from kagent_core.cli.output import print_error
 from kagent_core.cli.plugins import list_plugins
 from kagent_core.cli.run import run_command
@@ -70,6 +72,7 @@ def _options(
 
 app.command("devices")(list_devices)
 app.command("plugins")(list_plugins)
+app.command("kernels")(list_kernels)
 app.command("config")(show_config)
 app.command("run", context_settings=_PASS_ON)(run_command)
 app.command("demo")(demo_command)

@@ -21,14 +21,16 @@ from kagent_core.config.load import ConfigRow, config_rows, load_config, load_co
 from kagent_core.config.logspec import LOG_COMPONENTS, LOG_LEVELS, TRACE, parse_log_spec
 from kagent_core.config.model import Config
 from kagent_core.config.source import Source
-from kagent_core.config.values import Placement
+from kagent_core.config.values import FUSION_RULES, LaunchConfigs, Placement
 
 __all__ = [
+    "FUSION_RULES",
     "LOG_COMPONENTS",
     "LOG_LEVELS",
     "TRACE",
     "Config",
     "ConfigRow",
+    "LaunchConfigs",
     "Placement",
     "Source",
     "config_rows",

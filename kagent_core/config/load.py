@@ -12,6 +12,7 @@ from pydantic_settings import EnvSettingsSource
 
 from kagent_core.config.model import Config
 from kagent_core.config.source import ENV_PREFIX, Source, unknown_key
+from kagent_core.config.values import LaunchConfigs
 from kagent_core.errors import ConfigError
 
 CONFIG_VARIABLE = "KAGENT_CONFIG"
@@ -82,6 +83,8 @@ def _as_text(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, LaunchConfigs):
+        return str(value)
     if isinstance(value, Mapping):
         return ",".join(f"{key}={item}" for key, item in value.items())
     return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -14,6 +14,8 @@ from kagent_core.config.values import (
     Device,
     DeviceTypes,
     Directory,
+    FusionRules,
+    LaunchConfigs,
     LogSpec,
     NamedDevice,
     Names,
@@ -51,12 +53,21 @@ class Config(BaseSettings):
     missing_kernel: Literal["fallback", "error"] = Field(
         "fallback", description="what a missing kernel does: fallback (use the fallback device) or error"
     )
+    compaction: bool = Field(
+        True, description="whether tensors that a kernel does not take as they lie are copied into scratch that it takes"
+    )
     placement: Annotated[Placement, NoDecode] = Field(
         Placement(), description="operators with a device of their own, such as aten::sort=cpu"
     )
     fusion: bool = Field(True, description="whether neighbouring operators may become one kernel")
     fusion_fuel: Number | None = Field(
         None, ge=0, description="fuse only the first N pairs, to find a fusion that is wrong; none: no limit"
+    )
+    fusion_rules: FusionRules | None = Field(
+        None, description="the only rules by which operators may fuse, such as pointwise,views; none: all"
+    )
+    launch_configs: Annotated[LaunchConfigs, NoDecode] = Field(
+        LaunchConfigs(), description="kernels with a launch config of their own, such as aten::mm=4,4,1/16,16,1"
     )
     plugins_allow: Names | None = Field(None, description="the only plugins that may be loaded; none: all")
     plugins_block: Names = Field((), description="plugins that are never loaded")

@@ -14,10 +14,16 @@ from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import NoDecode
 
 from kagent_core.config.logspec import parse_log_spec
+from kagent_core.errors import choices, nearest
+from kagent_core.specs import LaunchConfig
 
 _DEVICE_TYPE = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d+)?", re.ASCII)
 _SIGNATURE = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
+_LAUNCH_CONFIG = re.compile(r"(\d+),(\d+),(\d+)/(\d+),(\d+),(\d+)(?:/(\d+))?", re.ASCII)
+
+FUSION_RULES = ("pointwise", "prologue", "epilogue", "resources", "views", "recompute")
+"""The rules of the fusion analysis that can be switched off one by one."""
 
 
 class UnfitError(ValueError):
@@ -79,6 +85,92 @@ class Placement(Mapping[str, str]):
         return cls(value)
 
 
+class LaunchConfigs(Mapping[str, LaunchConfig]):
+    """A frozen, hashable mapping from a kernel's name, or a signature, to the launch config that is forced on it."""
+
+    __slots__ = ("_configs",)
+
+    def __init__(self, configs: Mapping[str, LaunchConfig] = MappingProxyType({})) -> None:
+        self._configs = dict(configs)
+
+    def __getitem__(self, kernel: str) -> LaunchConfig:
+        return self._configs[kernel]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._configs)
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._configs.items()))
+
+    def __repr__(self) -> str:
+        return f"LaunchConfigs({self._configs!r})"
+
+    def __str__(self) -> str:
+        return ";".join(f"{kernel}={spelled}" for kernel, spelled in self.spelled().items())
+
+    def spelled(self) -> dict[str, str]:
+        """Return the configs as text, such as ``4,4,1/16,16,1/2048``."""
+        return {kernel: _spell_launch_config(config) for kernel, config in self._configs.items()}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(cls.spelled)
+        )
+
+    @classmethod
+    def _parse(cls, value: object) -> Self:
+        if isinstance(value, str):
+            value = _parse_launch_configs(value)
+        if not isinstance(value, Mapping):
+            raise UnfitError("a table of kernels and launch configs", 'for example {"aten::mm" = "4,4,1/16,16,1"}')
+        configs: dict[str, LaunchConfig] = {}
+        for kernel, config in value.items():
+            if not isinstance(kernel, str) or not kernel or re.search(r"[;=\s]", kernel):
+                raise UnfitError("names of kernels, or signatures", came=f"has {kernel!r}")
+            configs[kernel] = _launch_config(kernel, config)
+        return cls(configs)
+
+
+def _parse_launch_configs(text: str) -> object:
+    """Read ``aten::mm=4,4,1/16,16,1;my_add=8,1,1/256,1,1``, or the same as a JSON object."""
+    if text.lstrip().startswith("{"):
+        return _parse_pairs(text)
+    configs: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(";"))):
+        kernel, equals, config = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise UnfitError("KERNEL=GRID/BLOCK pairs", "for example 'aten::mm=4,4,1/16,16,1'", came=f"has '{pair}'")
+        if kernel in configs:
+            raise UnfitError("each kernel once", came=f"has '{kernel}' twice")
+        configs[kernel] = config
+    return configs
+
+
+def _launch_config(kernel: str, value: object) -> LaunchConfig:
+    if isinstance(value, LaunchConfig):
+        return value
+    match = _LAUNCH_CONFIG.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
+    if match is None:
+        raise UnfitError(
+            "a launch config",
+            "write grid and block as 'x,y,z/x,y,z', and the shared bytes behind them if there are any: '4,4,1/16,16,1/2048'",
+            came=f"has {value!r} for '{kernel}'",
+        )
+    numbers = [int(number or 0) for number in match.groups()]
+    if 0 in numbers[:6]:
+        raise UnfitError("at least one block and one thread in each direction", came=f"has {value!r} for '{kernel}'")
+    return LaunchConfig((numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4], numbers[5]), numbers[6])
+
+
+def _spell_launch_config(config: LaunchConfig) -> str:
+    shared = f"/{config.shared_nbytes}" if config.shared_nbytes else ""
+    return f"{','.join(map(str, config.grid))}/{','.join(map(str, config.block))}{shared}"
+
+
 def _parse_pairs(text: str) -> object:
     """Read ``aten::sort=cpu,aten::topk=cpu``, or the same as a JSON object."""
     if text.lstrip().startswith("{"):
@@ -128,6 +220,16 @@ def _device_types(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _fusion_rules(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise UnfitError("at least one rule", "fusion = false switches all of them off")
+    for name in names:
+        if name not in FUSION_RULES:
+            close = nearest(name.lower(), FUSION_RULES)
+            raise UnfitError(choices(FUSION_RULES), f"did you mean {close!r}?" if close else None, came=f"has {name!r}")
+    return names
+
+
 def _split(value: object) -> object:
     if isinstance(value, str):
         return tuple(filter(None, (part.strip() for part in value.split(","))))
@@ -166,4 +268,5 @@ Directory = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_absolut
 Device = Annotated[str, AfterValidator(_device)]
 NamedDevice = Annotated[str, AfterValidator(_named_device)]
 DeviceTypes = Annotated[Names, AfterValidator(_device_types)]
+FusionRules = Annotated[Names, AfterValidator(_fusion_rules)]
 LogSpec = Annotated[str, AfterValidator(_log_spec)]

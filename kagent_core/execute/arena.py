@@ -6,7 +6,6 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kagent_core.extract.packing import fresh_results
 from kagent_core.specs import BufferSpec, KernelTask
 
 ALIGNMENT = 64
@@ -45,10 +44,8 @@ def plan_arena(
     first, last = _lifetimes(tasks)
     if keep_exports:
         last.update((buffer, len(tasks)) for buffer in exports)
-    made = {spec.buffer for task in tasks for call in task.calls for spec in fresh_results(call)}
-    allocated_by_kernel = {
-        spec.buffer for task in tasks if task.kernel.allocates for call in task.calls for spec in fresh_results(call)
-    }
+    made = {spec.buffer for task in tasks for spec in task.results}
+    allocated_by_kernel = {spec.buffer for task in tasks if task.kernel.allocates for spec in task.results}
     planned = [
         buffer
         for buffer in made

@@ -9,10 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from kagent_core.config import TRACE
-from kagent_core.device import Environment, LaunchError, Observer, PointerArg, Region, Runtime, SealedSegment, Segment
+from kagent_core.device import (
+    Environment,
+    LaunchError,
+    Observer,
+    PointerArg,
+    Region,
+    Runtime,
+    ScalarArg,
+    SealedSegment,
+    Segment,
+)
 from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.execute.failure import kernel_failure
 from kagent_core.execute.streams import StreamPlan, plan_streams
+from kagent_core.extract.parameter_buffer import collect_parameters
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import Access, KernelTask, LaunchConfig, TaskFinished, TensorSpec, flatten_tensors
 
@@ -49,6 +60,8 @@ class LaunchEach(SealedSegment):
         self._lock = lock
         self._bound: dict[int, Region] = {}
         self._started: list[KernelTask] = []
+        self._parameters, slots = collect_parameters(segment.tasks)
+        self._slots = {task.id: places for task, places in zip(segment.tasks, slots, strict=True)}
         with lock:
             self._arena = self._allocate(segment.arena_nbytes) if segment.arena_nbytes else None
             try:
@@ -128,14 +141,21 @@ class LaunchEach(SealedSegment):
         )
         waiting = {position for position, _, _ in late}
         args = [
-            None if position in waiting else self._resolve(arg.value, arg.access or Access.IN, {})
-            for position, arg in enumerate(task.args)
+            None if position in waiting else self._early(task, position) for position in range(len(task.args))
         ]
         try:
             kernel = self._runtime.load(task.kernel)
         except Exception as error:
             raise kernel_failure(task, error) from error
         return _Launch(task, kernel, task.config, args, late)
+
+    def _early(self, task: KernelTask, position: int) -> Any:
+        """An argument that no run changes: a value in the parameter buffer, or a tensor in the arena."""
+        arg, slot = task.args[position], self._slots[task.id][position]
+        if slot is None:
+            return self._resolve(arg.value, arg.access or Access.IN, {})
+        parameters = self._parameters
+        return ScalarArg(arg.type or "", parameters.view(slot), parameters.address(slot), slot.type.unpack)
 
     def _resolve(self, value: Any, access: Access, environment: Environment) -> Any:
         if isinstance(value, TensorSpec):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kagent_core.config import Config
 from kagent_core.device import OpenDevice
+from kagent_core.extract.launch_choice import ForcedLaunchConfig, LaunchChoice
 from kagent_core.specs import (
     BufferSpec,
     Device,
@@ -39,6 +40,8 @@ class ExtractionRequest:
         Number of the first task to make, so that ids are unique in a plan.
     program
         Name of the program, for logs and dumps.
+    exports
+        Buffers that are read after the last of the calls; None when that is not known, and then all of them may be.
     """
 
     calls: tuple[OpCall, ...]
@@ -46,6 +49,7 @@ class ExtractionRequest:
     buffers: tuple[BufferSpec, ...]
     first_task_id: int = 0
     program: str = "program"
+    exports: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class ExtractionContext:
         The session's config.
     suggest
         The ProfilerAgent's table of tuned launch configs.
+    forced
+        Launch configs that the program forces, beside those in the config, by kernel name or signature.
     fusion
         Result of the fusion analysis.
     kernels
@@ -79,6 +85,8 @@ class ExtractionContext:
         Packed arguments, one tuple per group.
     launch_configs
         One per group; None where there is nothing to launch.
+    launch_choices
+        One per group: where its launch config came from. Empty where a plugin chose the launch configs.
     tasks
         The result.
     records
@@ -91,15 +99,17 @@ class ExtractionContext:
     opened: OpenDevice
     config: Config
     suggest: SuggestLaunchConfig | None = None
+    forced: Mapping[str, ForcedLaunchConfig] = field(default_factory=dict)
     fusion: FusionPlan = field(default_factory=FusionPlan)
     kernels: Sequence[KernelDescriptor] = ()
     packed: Sequence[tuple[PackedArg, ...]] = ()
     launch_configs: Sequence[LaunchConfig | None] = ()
+    launch_choices: Sequence[LaunchChoice] = ()
     tasks: Sequence[KernelTask] = ()
     records: list[StageRecord] = field(default_factory=list)
     scratch: dict[str, Any] = field(default_factory=dict)
 
     def group_calls(self) -> list[tuple[OpCall, ...]]:
-        """The calls of each fusion group, in order."""
+        """The calls that the kernel of each fusion group computes, in order."""
         by_id = {call.id: call for call in self.request.calls}
-        return [tuple(by_id[number] for number in group.calls) for group in self.fusion.groups]
+        return [tuple(by_id[number] for number in group.members) for group in self.fusion.groups]

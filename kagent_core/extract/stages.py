@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kagent_core.device import CONTRACT_VERSION
-from kagent_core.errors import LaunchConfigError, ValidationError
+from kagent_core.errors import ValidationError
 from kagent_core.extract.context import ExtractionContext
+from kagent_core.extract.fused_call import fused_call
 from kagent_core.extract.fusion import FusionChecker
-from kagent_core.extract.hazards import RANDOM_STATE, SIDE_EFFECTS, HazardTracker, TransitiveReduction
+from kagent_core.extract.fusion.lookup import look_up_kernels
+from kagent_core.extract.hazards import HazardTracker, TransitiveReduction
+from kagent_core.extract.launch_choice import ForcedLaunchConfig, LaunchChoice, choose_launch_config
+from kagent_core.extract.ranges import memory_ranges
 from kagent_core.hooks import hookimpl
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import (
-    DeviceInfo,
     FusionPlan,
     KernelDescriptor,
     KernelTask,
     LaunchConfig,
-    MemRange,
     OpCall,
     PackedArg,
     TensorSpec,
@@ -49,18 +50,16 @@ class DefaultStages:
     @hookimpl(trylast=True)
     def kagent_analyze_fusion(self, ctx: ExtractionContext) -> FusionPlan:
         """Ask the FusionChecker."""
-        return FusionChecker(ctx.config).analyze(ctx.request.calls, ctx.opened)
+        return FusionChecker(ctx.config).analyze(ctx.request.calls, ctx.opened, ctx.request.exports)
 
     @hookimpl(trylast=True)
     def kagent_lookup_kernels(self, ctx: ExtractionContext) -> list[KernelDescriptor]:
-        """Find each group's kernel by exact signature."""
-        debug = log.isEnabledFor(10)
-        kernels: list[KernelDescriptor] = []
-        for calls in ctx.group_calls():
-            kernel = ctx.opened.registry.find(calls[0])
-            if debug:
-                log.debug("%s: looked up %s on %s, found '%s'", calls[0].name, calls[0].signature, ctx.request.device, kernel.name)
-            kernels.append(kernel)
+        """Find each group's kernel by exact signature. A group that there is none for falls apart."""
+        ctx.fusion, kernels = look_up_kernels(ctx.fusion, ctx.request.calls, ctx.opened)
+        if log.isEnabledFor(10):
+            for calls, kernel in zip(ctx.group_calls(), kernels, strict=True):
+                names, signatures = "+".join(c.name for c in calls), "+".join(c.signature for c in calls)
+                log.debug("%s: looked up %s on %s, found '%s'", names, signatures, ctx.request.device, kernel.name)
         return kernels
 
     @hookimpl(trylast=True)
@@ -68,33 +67,38 @@ class DefaultStages:
         """Ask the device's packer."""
         debug = log.isEnabledFor(10)
         packed: list[tuple[PackedArg, ...]] = []
-        for calls, kernel in zip(ctx.group_calls(), ctx.kernels, strict=True):
-            args = ctx.opened.packer.pack(calls[0], kernel)
+        for group, calls, kernel in zip(ctx.fusion.groups, ctx.group_calls(), ctx.kernels, strict=True):
+            call = calls[0] if len(calls) == 1 else fused_call(calls, group.inner)
+            if len(calls) == 1:
+                args = ctx.opened.packer.pack(call, kernel)
+            else:
+                args = ctx.opened.packer.pack_group(calls, call, kernel)
             if debug:
-                log.debug("%s: packed %s", calls[0].name, ", ".join(f"{a.name}={_short(a.value)}" for a in args))
+                log.debug("%s: packed %s", call.name, ", ".join(f"{a.name}={_short(a.value)}" for a in args))
             packed.append(args)
         return packed
 
     @hookimpl(trylast=True)
     def kagent_derive_launch_configs(self, ctx: ExtractionContext) -> list[LaunchConfig | None]:
-        """Take the tuned launch config where there is one, else ask the device's deriver."""
-        configs: list[LaunchConfig | None] = []
+        """Take what the user forces, or what was tuned, or else what the device derives."""
+        named = {name: ForcedLaunchConfig(name, config) for name, config in ctx.config.launch_configs.items()}
+        forced = {**named, **ctx.forced}
+        choices: list[LaunchChoice] = []
         for calls, kernel in zip(ctx.group_calls(), ctx.kernels, strict=True):
             suggested = ctx.suggest(kernel, calls) if ctx.suggest is not None else None
-            derived = suggested or ctx.opened.deriver.derive(calls, kernel, ctx.opened.info)
-            if derived is not None:
-                _check_limits(derived, kernel, ctx.opened.info)
-            configs.append(derived)
-        return configs
+            choice = choose_launch_config(calls, kernel, ctx.opened.info, ctx.opened.deriver, suggested, forced)
+            choices.append(choice)
+        ctx.launch_choices = choices
+        return [choice.config for choice in choices]
 
     @hookimpl(trylast=True)
     def kagent_assemble(self, ctx: ExtractionContext) -> list[KernelTask]:
         """Put the pieces of each group together and find its dependencies."""
         hazards, reduction = HazardTracker(), TransitiveReduction()
         tasks: list[KernelTask] = []
-        parts = zip(ctx.group_calls(), ctx.kernels, ctx.packed, ctx.launch_configs, strict=True)
-        for number, (calls, kernel, args, config) in enumerate(parts, ctx.request.first_task_id):
-            reads, writes = memory_ranges(calls)
+        parts = zip(ctx.fusion.groups, ctx.group_calls(), ctx.kernels, ctx.packed, ctx.launch_configs, strict=True)
+        for number, (group, calls, kernel, args, config) in enumerate(parts, ctx.request.first_task_id):
+            reads, writes = memory_ranges(calls, group.inner)
             tasks.append(
                 KernelTask(
                     id=number,
@@ -112,26 +116,6 @@ class DefaultStages:
         return tasks
 
 
-def memory_ranges(calls: Sequence[OpCall]) -> tuple[tuple[MemRange, ...], tuple[MemRange, ...]]:
-    """Return the ranges that a group reads and writes. What it makes and uses inside itself is only written."""
-    reads: dict[MemRange, None] = {}
-    writes: dict[MemRange, None] = {}
-    for call in calls:
-        for spec in call.inputs:
-            span = spec.range
-            if span not in writes:
-                reads.setdefault(span)
-        for spec in call.outputs:
-            writes.setdefault(spec.range)
-        if call.random:
-            reads.setdefault(RANDOM_STATE)
-            writes.setdefault(RANDOM_STATE)
-        if not call.outputs:
-            reads.setdefault(SIDE_EFFECTS)
-            writes.setdefault(SIDE_EFFECTS)
-    return tuple(reads), tuple(writes)
-
-
 def _check_spec(call: OpCall, spec: TensorSpec, ctx: ExtractionContext) -> None:
     if len(spec.shape) != len(spec.strides):
         raise ValidationError(
@@ -147,21 +131,6 @@ def _check_spec(call: OpCall, spec: TensorSpec, ctx: ExtractionContext) -> None:
         raise ValidationError(
             f"{call.name} ({call.signature}) touches bytes {span.offset} to {span.end} of a buffer of {buffer.nbytes}: "
             f"{spec} with strides {spec.strides} and offset {spec.storage_offset}"
-        )
-
-
-def _check_limits(config: LaunchConfig, kernel: KernelDescriptor, info: DeviceInfo) -> None:
-    if min(*config.grid, *config.block) < 1:
-        raise LaunchConfigError(f"kernel '{kernel.name}' got the launch config {config}: every extent must be at least 1")
-    if config.threads_per_block > info.max_threads_per_block:
-        raise LaunchConfigError(
-            f"kernel '{kernel.name}' got the launch config {config}: {config.threads_per_block} threads per block, "
-            f"{info.device} takes {info.max_threads_per_block}"
-        )
-    if info.shared_nbytes and config.shared_nbytes > info.shared_nbytes:
-        raise LaunchConfigError(
-            f"kernel '{kernel.name}' got the launch config {config}: {info.device} has {info.shared_nbytes} bytes of "
-            "shared memory per block"
         )
 
 

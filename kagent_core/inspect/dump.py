@@ -25,6 +25,7 @@ from kagent_core.specs import (
 
 if TYPE_CHECKING:
     from kagent_core.extract.context import ExtractionContext
+    from kagent_core.extract.launch_choice import LaunchChoice
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).parent / "schema" / "extraction-context-1.json"
@@ -75,11 +76,14 @@ def context_as_dict(ctx: ExtractionContext) -> dict[str, Any]:
             "max_threads_per_block": info.max_threads_per_block,
             "shared_nbytes": info.shared_nbytes,
             "max_parameters": info.max_parameters,
+            "max_registers": info.max_registers,
+            "max_grid": list(info.max_grid),
             "details": dict(info.details),
         },
         "buffers": [_buffer(buffer) for buffer in ctx.request.buffers],
         "ops": [_call(call) for call in ctx.request.calls],
         "groups": [list(group.calls) for group in ctx.fusion.groups],
+        "recomputed": [list(group.recomputed) for group in ctx.fusion.groups],
         "fusion_decisions": [
             {"producer": d.producer, "consumer": d.consumer, "fused": d.fused, "reason": d.reason}
             for d in ctx.fusion.decisions
@@ -89,6 +93,7 @@ def context_as_dict(ctx: ExtractionContext) -> dict[str, Any]:
         ],
         "packed_args": [[_packed(arg) for arg in args] for args in ctx.packed],
         "launch_configs": [_config(config) for config in ctx.launch_configs],
+        "launch_choices": [_choice(choice) for choice in ctx.launch_choices],
         "tasks": [_task(task) for task in ctx.tasks],
         "stages": [
             {"stage": r.stage, "elapsed_ms": r.elapsed_ms, "summary": r.summary} for r in ctx.records
@@ -116,6 +121,7 @@ def _call(call: OpCall) -> dict[str, Any]:
         "outputs": [_tensor(spec) for spec in call.outputs],
         "results": [None if spec is None else _tensor(spec) for spec in call.results],
         "random": call.random,
+        "inserted": call.inserted,
         "source": call.provenance.line,
     }
 
@@ -154,6 +160,15 @@ def _config(config: LaunchConfig | None) -> dict[str, Any] | None:
     if config is None:
         return None
     return {"grid": list(config.grid), "block": list(config.block), "shared_nbytes": config.shared_nbytes}
+
+
+def _choice(choice: LaunchChoice) -> dict[str, Any]:
+    return {
+        "source": choice.source,
+        "derived": _config(choice.derived),
+        "suggested": _config(choice.suggested),
+        "refused": choice.refused,
+    }
 
 
 def _range(span: MemRange) -> dict[str, int]:

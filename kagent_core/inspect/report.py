@@ -40,6 +40,8 @@ class PlanReport:
         Operators that run elsewhere.
     transfers
         Copies between host and device memory per call.
+    compactions, compacted_nbytes
+        Copies per call that kernels' layouts need, and their bytes.
     arena_nbytes
         Memory for intermediates, in bytes, over all devices.
     build_ms
@@ -51,5 +53,7 @@ class PlanReport:
     tasks: int
     fallbacks: tuple[Fallback, ...]
     transfers: int
+    compactions: int
+    compacted_nbytes: int
     arena_nbytes: int
     build_ms: float

@@ -10,6 +10,7 @@ from kagent_core.device import OpenDevice
 from kagent_core.errors import PluginError
 from kagent_core.hooks import Hooks
 from kagent_core.inspect.logs import get_logger
+from kagent_core.schedule.compaction import Compactor, find_fix
 from kagent_core.schedule.placed import PlacedProgram, TransferPlanner
 from kagent_core.schedule.request import PlacementRequest, Timing
 from kagent_core.specs import Device, DeviceInfo, OpCall, Program
@@ -64,7 +65,8 @@ class SchedulerAgent:
             return info.device
 
         def has_kernel(device: Device, call: OpCall) -> bool:
-            return opened[device].registry.has(call)
+            registry = opened[device].registry
+            return registry.has(call) or (self._config.compaction and find_fix(registry, call) is not None)
 
         fallback = target.device if self._config.missing_kernel == "error" else named(self._config.fallback_device)
         request = PlacementRequest(program, target.device, fallback, self._config, has_kernel, self._timing, named)
@@ -76,10 +78,23 @@ class SchedulerAgent:
             log.debug("%s (%s) on %s: %s", call.name, call.signature, placement.device, placement.reason)
             if placement.device not in opened:
                 named(str(placement.device))
+        if self._config.compaction:
+            program, placements = Compactor(program, placements, lambda d: opened[d].registry).compact()
+            _tell_compactions(program)
+        for call, placement in zip(program.calls, placements, strict=True):
             opened[placement.device].registry.find(call)
         placed = TransferPlanner(program, placements, lambda d: opened[d].runtime.host_memory).plan()
         _tell_fallbacks(placed, target.device)
         return placed
+
+
+def _tell_compactions(program: Program) -> None:
+    """Copies cost time: one line says how many there are and why."""
+    inserted = [call for call in program.calls if call.inserted is not None]
+    if inserted:
+        nbytes = sum(call.outputs[0].range.nbytes for call in inserted)
+        told = "; ".join(str(call.inserted) for call in inserted)
+        log.info("%s: %d copies of %d bytes for kernels' layouts: %s", program.name, len(inserted), nbytes, told)
 
 
 def _tell_fallbacks(placed: PlacedProgram, target: Device) -> None:

@@ -30,8 +30,9 @@ from kagent_core.device import (
     LaunchError,
     PointerArg,
     Runtime,
+    ScalarArg,
 )
-from kagent_core.extract.packing import CallPacker
+from kagent_core.extract.pack_prototype import PrototypePacker
 from kagent_core.hooks import hookimpl
 from kagent_core.registry import KernelRegistry
 from kagent_core.specs import (
@@ -283,9 +284,9 @@ def _conflict(one: _Launch, other: _Launch) -> bool:
     for a in one.pointers:
         for b in other.pointers:
             if a.buffer is b.buffer and not (a.access is Access.IN and b.access is Access.IN):
-                (a_start, a_nbytes), (b_start, b_nbytes) = a.range, b.range
-                if a_start < b_start + b_nbytes and b_start < a_start + a_nbytes:
-                    return True
+                for a_start, a_nbytes in a.runs:
+                    if any(a_start < start + nbytes and start < a_start + a_nbytes for start, nbytes in b.runs):
+                        return True
     return False
 
 
@@ -296,9 +297,11 @@ def _run_kernel(launch: _Launch) -> None:
     def stage(arg: Any) -> Any:
         if isinstance(arg, tuple):
             return [stage(item) for item in arg]
+        if isinstance(arg, ScalarArg):
+            return arg.value  # read now, not when it was launched
         if not isinstance(arg, PointerArg):
             return arg
-        start, nbytes = arg.range
+        start, nbytes = arg.byte_offset, arg.nbytes
         _check(arg.buffer, start, nbytes)
         held = arg.buffer.data[start : start + nbytes] if arg.access is not Access.OUT else bytearray([POISON]) * nbytes
         tensor = _tensor_on(held, arg.spec)
@@ -308,7 +311,7 @@ def _run_kernel(launch: _Launch) -> None:
     assert launch.kernel.function is not None
     launch.kernel.function(*[stage(arg) for arg in launch.args])
     for arg, before, tensor in staged:
-        start, nbytes = arg.range
+        start, nbytes = arg.byte_offset, arg.nbytes
         if nbytes == 0:
             continue
         if arg.access is not Access.IN:
@@ -398,8 +401,8 @@ class FakeDevice:
 
     @hookimpl
     def kagent_argument_packer(self, info: DeviceInfo, config: Config) -> ArgumentPacker | None:
-        """Give the packer for callable kernels."""
-        return CallPacker() if info.device.type == DEVICE_TYPE else None
+        """Give the packer for callable kernels and for kernels with a prototype."""
+        return PrototypePacker() if info.device.type == DEVICE_TYPE else None
 
     @hookimpl
     def kagent_launch_config_deriver(self, info: DeviceInfo, config: Config) -> LaunchConfigDeriver | None:

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import kagent_core
+from kagent_core.errors import CaptureError
+
 from .compare import check_against_eager
 
 torch.manual_seed(0)
@@ -180,3 +183,14 @@ def test_storage_offset_of_an_input_may_change():
         for offset in (0, 2, 5, 0):
             x = torch.randn(20)[offset : offset + 6]
             torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_run_op_says_what_an_operator_does_not_take(capfd):
+    for signature, args in {
+        "aten::mm": (torch.ones(2, 3), torch.ones(2, 3)),
+        "aten::full": ([2], 2**70),
+        "aten::add.Tensor": (torch.ones(2), "x"),
+    }.items():
+        with pytest.raises(CaptureError, match=rf"{signature} does not take .*\n  hint: its schema is {signature}"):
+            kagent_core.run_op(signature, *args, device="cpu")
+    assert capfd.readouterr().err == ""

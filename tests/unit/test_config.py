@@ -186,7 +186,7 @@ def test_an_unknown_key_names_the_nearest_one_and_all() -> None:
     error = failure(devise="cpu")
     assert error.message == "option 'devise' is no configuration key"
     assert error.hint is not None
-    assert error.hint.startswith("did you mean 'device'? the keys are cache_dir, device, dump")
+    assert error.hint.startswith("did you mean 'device'? the keys are cache_dir, compaction, device")
     assert all(key in error.hint for key in Config.model_fields)
 
 

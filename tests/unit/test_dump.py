@@ -15,6 +15,7 @@ import torch
 
 import kagent_core
 from kagent_core import hookimpl
+from kagent_core.errors import PackingError
 from kagent_core.extract.agent import STAGES
 from kagent_core.extract.context import ExtractionContext, ExtractionRequest
 from kagent_core.inspect.dump import SCHEMA_FILE, SCHEMA_VERSION, context_as_dict, dump_extraction_context
@@ -259,3 +260,20 @@ def test_a_wrong_document_does_not_fit(mistake: str, tmp_path: Path) -> None:
     WRONG[mistake](wrong)
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(wrong)
+
+
+def test_a_failed_extraction_leaves_its_dump(tmp_path):
+    class Refuse:
+        @kagent_core.hookimpl
+        def kagent_pack_arguments(self, ctx):
+            raise PackingError("no such luck")
+
+    with kagent_core.use_plugin(Refuse()):
+        compiled = kagent_core.compile(lambda x: x + 1, device="cpu", dump=str(tmp_path))
+        with pytest.raises(PackingError, match="no such luck"):
+            compiled(torch.ones(2))
+    [path] = tmp_path.glob("*.json")
+    dumped = json.loads(path.read_text())
+    VALIDATOR.validate(dumped)
+    assert [stage["stage"] for stage in dumped["stages"]] == ["validate", "analyze_fusion", "lookup_kernels"]
+    assert dumped["tasks"] == []

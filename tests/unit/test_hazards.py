@@ -110,9 +110,7 @@ def test_random_draws_and_side_effects_keep_their_order(state):
 @given(programs)
 def test_equals_a_walk_over_every_byte(program):
     oracle = ByteWalk()
-    assert dependencies(program) == [
-        oracle.add(number, *accessed) for number, accessed in enumerate(program)
-    ]
+    assert dependencies(program) == [oracle.add(number, *accessed) for number, accessed in enumerate(program)]
 
 
 def run(program, order):

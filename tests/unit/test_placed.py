@@ -105,7 +105,10 @@ def test_a_tensor_used_twice_by_one_call_and_returned_twice_moves_once():
 
 
 def test_an_intermediate_is_mirrored_there_and_back():
-    calls = [*chain(2).calls, call(2, "aten::add.Tensor", {"self": tensor(1, 4), "other": tensor(2, 4)}, [tensor(3, 4)])]
+    calls = [
+        *chain(2).calls,
+        call(2, "aten::add.Tensor", {"self": tensor(1, 4), "other": tensor(2, 4)}, [tensor(3, 4)]),
+    ]
     placed = plan(program_of(calls, [X], [tensor(3, 4)]), "1h1")
     assert told(placed) == ["0>4 toy:0", "0 toy:0", "1<5 toy:0", "1 cpu", "2>6 toy:0", "2 toy:0", "3<7 toy:0"]
     assert placed.program.calls[1].inputs == (tensor(5, 4),)

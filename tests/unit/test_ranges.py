@@ -83,8 +83,6 @@ def test_finds_a_pair_exactly_when_there_is_one(intervals, written):
         one, other = intervals[i], intervals[j]
         return bool({*range(one[0], sum(one))} & {*range(other[0], sum(other))})
 
-    pairs = {
-        (i, j) for i in written for j in range(len(args)) if i < len(args) and i != j and share(i, j)
-    }
+    pairs = {(i, j) for i in written for j in range(len(args)) if i < len(args) and i != j and share(i, j)}
     found = overlap_with_written(args, written)
     assert (found in pairs) if pairs else (found is None)

@@ -59,6 +59,18 @@ def _full_like_into(self: torch.Tensor, value: Any, *, out: torch.Tensor, **opti
     _fill(out, value)
 
 
+_CPU_KEYS = (
+    "CPU",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "SparseCPU",
+    "SparseCsrCPU",
+    "MkldnnCPU",
+    "QuantizedCPU",
+)
+"""Dispatch keys under which torch has kernels that run on the CPU."""
+
 _copy = torch.ops.aten.copy_.default._op
 _fill = torch.ops.aten.fill_.Scalar._op
 
@@ -124,7 +136,4 @@ def out_variant(overload: torch._ops.OpOverload) -> torch._ops.OpOverload | None
 
 
 def _runs_on_cpu(overload: torch._ops.OpOverload) -> bool:
-    name = overload.name()
-    return any(
-        _has_kernel(name, key) for key in ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    ) or _has_kernel(name, "CompositeExplicitAutogradNonFunctional")
+    return any(_has_kernel(overload.name(), key) for key in _CPU_KEYS)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kagent_core.device import Segment
-from kagent_core.extract.packing import fresh_results
 from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten_tensors
 from kagent_cpu.aten import AtenKernel
 
@@ -59,7 +58,7 @@ class SegmentWriter:
         self._task = 0
         self._views = 0
         self._planned_names: dict[int, str] = {}
-        self._results = [fresh_results(task.calls[0]) for task in segment.tasks]
+        self._results = [list(task.results) for task in segment.tasks]
         self._into_arena = [
             self._writes_into_arena(task, results)
             for task, results in zip(segment.tasks, self._results, strict=True)
@@ -130,7 +129,8 @@ class SegmentWriter:
 
     def _targets(self, task: KernelTask, results: list[TensorSpec], call: str) -> str:
         """Return the statement that calls a kernel which allocates, and takes its results apart."""
-        returned = task.calls[0].results
+        # a fused kernel returns what leaves it
+        returned = task.calls[0].results if len(task.calls) == 1 else task.results
         if not results:
             return call
         names: list[str] = []
@@ -244,9 +244,8 @@ class SegmentWriter:
         self._body.append((line, self._task))
 
     def _comment(self, task: KernelTask) -> str:
-        call = task.calls[0]
-        made = ", ".join(str(spec) for spec in call.outputs)
-        line = call.provenance.line
+        made = ", ".join(str(spec) for spec in (task.calls[0].outputs if len(task.calls) == 1 else task.results))
+        line = task.calls[-1].provenance.line
         return f"# {task.name}: {made}" + (f"  <- {line}" if line else "")
 
     def _assemble(self) -> None:
@@ -269,7 +268,7 @@ def _geometry(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], Tenso
 
 def _returns_list(task: KernelTask) -> bool:
     """Whether the operator returns a list among its results, so that they must be flattened."""
-    overload = task.calls[0].overload
+    overload = task.calls[0].overload if len(task.calls) == 1 else None
     return overload is not None and any("List" in str(r.type) or "[]" in str(r.type) for r in overload._schema.returns)
 
 

@@ -6,7 +6,7 @@ import functools
 import linecache
 import time
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -16,12 +16,13 @@ from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.execute.failure import kernel_failure
 from kagent_core.execute.host import empty_like_spec, view_of
 from kagent_core.inspect.logs import get_logger
-from kagent_core.specs import DType, TaskFinished, TensorSpec
+from kagent_core.specs import DType, KernelTask, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
 
 log = get_logger("execute")
 
 _BYTE = DType("uint8", 1)
+_LARGEST_ITEM = 16  # bytes of a complex128
 _as_strided = torch.ops.aten.as_strided.default._op
 _copy = torch.ops.aten.copy_.default._op
 
@@ -94,26 +95,37 @@ class CpuSegment(SealedSegment):
             else:
                 self._run_with_threads(environment, self._threads)
         except Exception as error:
-            self._raise_explained(error, self._compiled.source.line_tasks)
+            task = self._failed_task(error, self._compiled.source.line_tasks)
+            if task is None:
+                raise
+            raise kernel_failure(task, error) from error
 
     def run_observed(self, environment: Environment, observer: Observer) -> None:
         """Run every task and report each with its time."""
         began = time.perf_counter()
+        telling = False  # whether what fails is the observer, not a kernel
 
         def finished(position: int, tensors: list[tuple[str, torch.Tensor]]) -> None:
-            nonlocal began
+            nonlocal began, telling
             elapsed_ms = (time.perf_counter() - began) * 1e3
             task = self._segment.tasks[position]
             if log.isEnabledFor(TRACE):
                 log.trace("%s: %s", task.name, ", ".join(f"{name}={t.data_ptr():#x}" for name, t in tensors))
+            telling = True
             observer(TaskFinished(task, elapsed_ms))
+            telling = False
             began = time.perf_counter()
 
         replay = self._define(self._compiled.observed_code, "replay_observed")
         try:
             replay(environment, finished)
         except Exception as error:
-            self._raise_explained(error, self._compiled.source.observed_line_tasks)
+            task = self._failed_task(error, self._compiled.source.observed_line_tasks)
+            if task is None or telling:
+                raise
+            failure = kernel_failure(task, error)
+            observer(TaskFinished(task, (time.perf_counter() - began) * 1e3, failure))
+            raise failure from error
 
     def _run_with_threads(self, environment: Environment, threads: int) -> None:
         before = torch.get_num_threads()
@@ -153,26 +165,28 @@ class CpuSegment(SealedSegment):
         _copy(laid_out, result)
         return laid_out
 
-    def _raise_explained(self, error: Exception, line_tasks: dict[int, int]) -> NoReturn:
-        """Raise what the user is told: the task that failed is known from the line of the segment's function."""
+    def _failed_task(self, error: Exception, line_tasks: dict[int, int]) -> KernelTask | None:
+        """Return the task that failed, which is known from the line of the segment's function."""
         traceback = error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code.co_filename.startswith(self._compiled.filename):
                 position = line_tasks.get(traceback.tb_lineno)
                 if position is not None:
-                    raise kernel_failure(self._segment.tasks[position], error) from error
+                    return self._segment.tasks[position]
             traceback = traceback.tb_next
-        raise error
+        return None
 
 
 def _home(arena: torch.Tensor, segment: Segment, buffer: int) -> torch.Tensor:
     """Return a planned buffer's bytes as a tensor with a storage of its own, which keeps the arena alive.
 
-    Some of ATen's kernels (``linalg_qr.out``) take results that share a storage for one and the same tensor.
+    Some of ATen's kernels (``linalg_qr.out``) take results that share a storage for one and the same tensor; some
+    (``slice_scatter``) want a storage of whole elements, even of an empty tensor.
     """
-    begin = segment.offsets[buffer]
-    part = arena[begin : begin + max(segment.buffers[buffer].nbytes, 1)]
-    return torch.utils.dlpack.from_dlpack(part)
+    begin, nbytes = segment.offsets[buffer], segment.buffers[buffer].nbytes
+    part = arena[begin : begin + max(-(-nbytes // _LARGEST_ITEM) * _LARGEST_ITEM, _LARGEST_ITEM)]
+    capsule = torch.utils.dlpack.to_dlpack(part)  # type: ignore[attr-defined]  # much faster than the protocol
+    return torch.utils.dlpack.from_dlpack(capsule)
 
 
 def _flatten(value: Any) -> list[Any]:

@@ -1,0 +1,226 @@
+"""``kagent kernels``: the kernels of a device, and those that a program needs and the device lacks.
+
+With ``--json``, an object:
+
+``device``
+    The device's name, such as ``"opencl:0"``.
+``on_demand``
+    Whether the device makes kernels on demand, for operators that nobody registered a kernel for.
+``kernels``
+    A list with one object per kernel: ``signature``, ``name``, ``dtypes`` (a list; null: all), ``layout``,
+    ``layouts`` (an object, by tensor), ``priority``, ``origin``, ``on_demand``.
+``set_aside``
+    A list with one object per kernel that cannot be used: ``signature``, ``name``, ``origin``, ``reason``, ``hint``.
+
+With ``--missing`` and ``--json``, an object:
+
+``device``
+    As above.
+``calls``, ``signatures``
+    How many operators the program calls, and how many different ones.
+``missing``
+    A list with one object per signature that the device lacks, most frequent first: ``signature``, ``count``,
+    ``example`` (tensors that came) and ``reasons`` (why the kernels that it has do not take them).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kagent_core.cli.output import JsonOption, make_console, make_table, print_json, print_remark
+from kagent_core.config import load_config
+from kagent_core.errors import KagentError
+from kagent_core.inspect import logs
+from kagent_core.plugins import PluginManager
+from kagent_core.registry import KernelRegistry
+from kagent_core.specs import DeviceInfo, KernelDescriptor
+
+if TYPE_CHECKING:
+    from kagent_core.cli.needs import Missing, Needs
+
+
+def list_kernels(
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="TYPE or TYPE:INDEX.", show_default=False)],
+    pattern: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PATTERN",
+            help="Only signatures that contain this, or that match it where it has * or ?.",
+            show_default=False,
+        ),
+    ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            "--missing",
+            metavar="MODEL.py[:FUNCTION]",
+            help="List what a program needs and the device lacks. The file defines `model` and `inputs`, "
+            "or FUNCTION, which returns the two.",
+        ),
+    ] = None,
+    train: Annotated[bool, typer.Option("--train", help="With --missing: the backward pass, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the kernels of a device, or those that a program needs and the device lacks.
+
+    With --missing, the program runs once, in PyTorch itself. Its inputs are a tensor, a tuple of the
+    arguments, or a dict of keyword arguments.
+    """
+    if train and missing is None:
+        raise KagentError("--train says how to look for missing kernels", hint="add --missing MODEL.py")
+    config = load_config()
+    logs.configure(config.logs)
+    manager = PluginManager(config)
+    info = manager.resolve(device)
+    try:
+        registry = manager.open(info).registry
+        if missing is None:
+            _list_registered(info, registry, pattern, as_json)
+        else:
+            _list_missing(info, registry, missing, pattern, train, as_json)
+    finally:
+        manager.close()
+
+
+def _matches(signature: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    if any(character in pattern for character in "*?["):
+        return fnmatch.fnmatchcase(signature, pattern)
+    return pattern in signature
+
+
+# -- what there is
+
+
+def _list_registered(info: DeviceInfo, registry: KernelRegistry, pattern: str | None, as_json: bool) -> None:
+    added = [kernel for kernel in registry.kernels() if _matches(kernel.signature, pattern)]
+    on_demand = _made_on_demand(registry, pattern) if registry.resolves else []
+    if as_json:
+        print_json(
+            {
+                "device": str(info.device),
+                "on_demand": registry.resolves,
+                "kernels": [_as_json(kernel, False) for kernel in added]
+                + [_as_json(kernel, True) for kernel in on_demand],
+                "set_aside": [
+                    {
+                        "signature": problem.kernel.signature,
+                        "name": problem.kernel.name,
+                        "origin": problem.kernel.origin,
+                        "reason": problem.reason,
+                        "hint": problem.hint,
+                    }
+                    for problem in registry.problems
+                ],
+            }
+        )
+        return
+    console = make_console()
+    if added or on_demand:
+        table = make_table("signature", "kernel", "dtypes", "layout", "priority>", "origin")
+        table.columns[0].no_wrap = True
+        table.columns[1].overflow = "fold"
+        for kernel in (*added, *on_demand):
+            table.add_row(
+                kernel.signature, kernel.name, _dtypes(kernel), _layout(kernel), str(kernel.priority), kernel.origin
+            )
+        console.print(table)
+        console.print()
+    print_remark(console, _summary(info, registry, pattern, len(added), len(on_demand)))
+    for problem in registry.problems:
+        print_remark(console, f"set aside: {problem}")
+
+
+def _made_on_demand(registry: KernelRegistry, pattern: str | None) -> list[KernelDescriptor]:
+    from kagent_core.cli.needs import known_operators
+
+    added = set(registry.signatures())
+    calls = [call for call in known_operators(core_only=pattern is None) if _matches(call.signature, pattern)]
+    found = [registry.resolve(call) for call in calls if call.signature not in added]
+    return [kernel for kernel in found if kernel is not None]
+
+
+def _summary(info: DeviceInfo, registry: KernelRegistry, pattern: str | None, added: int, on_demand: int) -> str:
+    which = "" if pattern is None else f" that match '{pattern}'"
+    told = f"{info.device} has {added} registered kernel{'' if added == 1 else 's'}{which}"
+    if not registry.resolves:
+        return told
+    among = "core ATen's operators" if pattern is None else "PyTorch's operators"
+    return f"{told}, and makes others on demand: here for {on_demand} of {among}"
+
+
+def _dtypes(kernel: KernelDescriptor) -> str:
+    return "all" if kernel.dtypes is None else ", ".join(sorted(kernel.dtypes))
+
+
+def _layout(kernel: KernelDescriptor) -> str:
+    general = "any strides" if kernel.layout.takes_all else str(kernel.layout)
+    return "; ".join([general, *(f"{name}: {layout}" for name, layout in dict(kernel.layouts).items())])
+
+
+def _as_json(kernel: KernelDescriptor, on_demand: bool) -> dict[str, Any]:
+    return {
+        "signature": kernel.signature,
+        "name": kernel.name,
+        "dtypes": None if kernel.dtypes is None else sorted(kernel.dtypes),
+        "layout": str(kernel.layout),
+        "layouts": {name: str(layout) for name, layout in dict(kernel.layouts).items()},
+        "priority": kernel.priority,
+        "origin": kernel.origin,
+        "on_demand": on_demand,
+    }
+
+
+# -- what a program lacks
+
+
+def _list_missing(
+    info: DeviceInfo, registry: KernelRegistry, program: str, pattern: str | None, train: bool, as_json: bool
+) -> None:
+    from kagent_core.cli.needs import needs_of
+
+    needs = needs_of(program, registry, train)
+    lacking = [missing for missing in needs.missing if _matches(missing.signature, pattern)]
+    if as_json:
+        print_json(
+            {
+                "device": str(info.device),
+                "calls": needs.calls,
+                "signatures": needs.signatures,
+                "missing": [_missing_as_json(missing) for missing in lacking],
+            }
+        )
+        return
+    console = make_console()
+    if lacking:
+        table = make_table("count>", "signature", "such as", "why")
+        table.columns[1].no_wrap = True
+        for missing in lacking:
+            why = "; ".join(missing.reasons) or "no kernel for it"
+            table.add_row(str(missing.count), missing.signature, missing.example, why)
+        console.print(table)
+        console.print()
+    print_remark(console, _needs_in_words(info, needs))
+
+
+def _needs_in_words(info: DeviceInfo, needs: Needs) -> str:
+    calls = sum(missing.count for missing in needs.missing)
+    if not needs.missing:
+        return f"{info.device} has a kernel for each of the program's {needs.calls} calls"
+    return (
+        f"{info.device} lacks a kernel for {calls} of the program's {needs.calls} calls, "
+        f"for {len(needs.missing)} of its {needs.signatures} signatures"
+    )
+
+
+def _missing_as_json(missing: Missing) -> dict[str, Any]:
+    return {
+        "signature": missing.signature,
+        "count": missing.count,
+        "example": missing.example,
+        "reasons": list(missing.reasons),
+    }

@@ -1,0 +1,136 @@
+"""Groups for which the device's code generator makes a kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from kagent_core.device import CodeGenerator
+from kagent_core.extract.fusion.flow import DataFlow
+from kagent_core.extract.fusion.groups import Groups
+from kagent_core.extract.fusion.operator_class import Loops, loops_of
+from kagent_core.extract.fusion.resources import estimate
+from kagent_core.extract.fusion.rules import Verdict
+from kagent_core.specs import DeviceInfo, OpCall
+
+PairKey = tuple[int, int]
+
+
+class GeneratedKernels:
+    """Grows groups pair by pair, for as long as the code generator can make one kernel of each.
+
+    A generated kernel can write whatever it makes, so a value with many readers is stored and never computed twice.
+
+    Parameters
+    ----------
+    flow, verdicts
+        The calls, and what the rules say of each pair of neighbours.
+    generator
+        The device's.
+    info
+        The device's limits.
+    rules
+        Names of the rules that are switched on.
+    """
+
+    def __init__(
+        self,
+        flow: DataFlow,
+        verdicts: Mapping[PairKey, Verdict],
+        generator: CodeGenerator,
+        info: DeviceInfo,
+        rules: Collection[str],
+    ) -> None:
+        self._flow = flow
+        self._verdicts = verdicts
+        self._generator = generator
+        self._info = info
+        self._rules = rules
+        self.notes: dict[PairKey, str] = {}
+        """Why two calls that the rules allow to fuse are not fused."""
+
+    def grow(self, groups: Groups, fixed: Collection[int]) -> None:
+        """Merge in `groups` what can be one kernel.
+
+        Parameters
+        ----------
+        groups
+            To merge in.
+        fixed
+            Calls whose group is settled.
+        """
+        for (producer, consumer), verdict in self._verdicts.items():
+            settled = producer in fixed or consumer in fixed
+            if not verdict.allowed or settled or consumer in groups.of(producer):
+                continue
+            members = groups.union((producer, consumer))
+            reason = self._refusal(members, groups)
+            if reason is None:
+                groups.merge(members)
+            else:
+                self.notes[producer, consumer] = reason
+
+    def _refusal(self, members: tuple[int, ...], groups: Groups) -> str | None:
+        """Return why some calls cannot be one kernel, or None."""
+        calls = [self._flow.calls[p] for p in members]
+        for pair in self._inside(members):
+            if not self._verdicts[pair].allowed:
+                return f"{self._flow.calls[pair[0]].name} would be in it, but {self._verdicts[pair].reason}"
+        inner = inner_buffers(self._flow, members)
+        reason = _disagreement(calls, inner)
+        if reason is None:
+            way_out = groups.way_back(members)
+            reason = None if way_out is None else f"{self._flow.calls[way_out].name} comes between them"
+        if reason is None and "resources" in self._rules:
+            beyond = estimate(calls, inner, self._info).beyond(self._info)
+            reason = beyond and f"resources: {beyond}"
+        if reason is None:
+            refused = self._generator.can_generate(calls)
+            reason = refused and f"the code generator of {self._info.device} refuses: {refused}"
+        return reason
+
+    def _inside(self, members: Collection[int]) -> Iterator[PairKey]:
+        inside = set(members)
+        for consumer in members:
+            yield from ((producer, consumer) for producer in self._flow.producers[consumer] if producer in inside)
+
+
+def inner_buffers(flow: DataFlow, members: Collection[int]) -> frozenset[int]:
+    """Return the buffers of results that nobody but the members reads."""
+    inside = set(members)
+    return frozenset(
+        spec.buffer
+        for position in members
+        if not flow.is_kept(position) and inside.issuperset(flow.readers[position]) and flow.readers[position]
+        for spec in flow.calls[position].fresh_results
+    )
+
+
+def _disagreement(calls: Sequence[OpCall], inner: Collection[int]) -> str | None:
+    """Return why the loops of some calls are not one, or None."""
+    loops = {call.name: loops_of(call) for call in calls}
+    reductions = {name: each for name, each in loops.items() if each.reduced}
+    if reductions:
+        first, nest = next(iter(reductions.items()))
+        for name, other in reductions.items():
+            if other != nest:
+                return f"the loop of {first} over {nest} and that of {name} over {other} do not agree"
+    else:
+        nest = max(loops.values(), key=lambda each: math.prod(each.full))
+    for call in calls:
+        if not _fits(loops[call.name], nest):
+            return f"{call.name} loops over {loops[call.name]}, which is no part of the loop over {nest}"
+        outside = any(spec.buffer not in inner for spec in call.fresh_results)
+        if outside and not call.fresh_results[0].numel in (math.prod(nest.full), math.prod(nest.kept)):
+            return f"{call.name}, whose result is read outside, would be computed again for each element of {nest}"
+    return None
+
+
+def _fits(loops: Loops, nest: Loops) -> bool:
+    """Whether a loop goes over the nest, over what it leaves, or over something that is broadcast into it."""
+    if loops.reduced or math.prod(loops.full) in (math.prod(nest.full), math.prod(nest.kept)):
+        return True
+    missing = len(nest.full) - len(loops.full)
+    if missing < 0:
+        return False
+    return all(size in (1, whole) for size, whole in zip(loops.full, nest.full[missing:], strict=True))

@@ -1,0 +1,93 @@
+"""What kind of loop an operator is: one expression per element, a reduction, or neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kagent_core.specs import OpCall
+
+
+class OperatorClass(Enum):
+    """What the fusion rules know of an operator."""
+
+    POINTWISE = "pointwise"  # each element of its result comes from one element of each input, broadcast
+    REDUCTION = "reduction"  # elements along some dimensions of `self` become one
+    OTHER = "other"
+
+
+UNTAGGED_POINTWISE = frozenset({"aten::_to_copy", "aten::copy"})
+"""Pointwise operators that torch does not tag as such."""
+
+REDUCTIONS = frozenset(
+    {
+        *("aten::sum", "aten::sum.dim_IntList", "aten::nansum", "aten::mean", "aten::mean.dim"),
+        *("aten::prod", "aten::prod.dim_int", "aten::amax", "aten::amin", "aten::max", "aten::min"),
+        *("aten::any", "aten::any.dim", "aten::any.dims", "aten::all", "aten::all.dim", "aten::all.dims"),
+    }
+)
+"""Operators that reduce `self` along the dimensions of their argument `dim`; along all of them where it is not given."""
+
+_POINTWISE_TAG = "pointwise"
+
+
+def class_of(call: OpCall) -> OperatorClass:
+    """Return the class of a call's operator, by its exact signature and by torch's tags.
+
+    Examples
+    --------
+    >>> class_of(OpCall(0, "total", "aten::sum", {}, (), (), ())).value
+    'reduction'
+    """
+    if call.signature in REDUCTIONS:
+        return OperatorClass.REDUCTION
+    if call.signature in UNTAGGED_POINTWISE:
+        return OperatorClass.POINTWISE
+    # the tags are torch's, and overloads of a user's own library have them too
+    tags = () if call.overload is None else call.overload.tags
+    return OperatorClass.POINTWISE if any(tag.name == _POINTWISE_TAG for tag in tags) else OperatorClass.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """The loops of a call.
+
+    Attributes
+    ----------
+    full
+        Shape of what is looped over.
+    reduced
+        Dimensions of it that a reduction makes one of; empty for a pointwise operator.
+    """
+
+    full: tuple[int, ...]
+    reduced: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape with size 1 where it is reduced."""
+        return tuple(1 if dim in self.reduced else size for dim, size in enumerate(self.full))
+
+    def __str__(self) -> str:
+        along = f" along {', '.join(map(str, self.reduced))}" if self.reduced else ""
+        return f"{list(self.full)}{along}"
+
+
+def loops_of(call: OpCall) -> Loops:
+    """Return the loops of a pointwise operator or a reduction.
+
+    Examples
+    --------
+    >>> from kagent_core.specs import DType, TensorSpec
+    >>> x = TensorSpec(DType("float32", 4), (4, 6), (6, 1), 0, 0)
+    >>> rows = TensorSpec(DType("float32", 4), (4,), (1,), 0, 1)
+    >>> call = OpCall(0, "total", "aten::sum.dim_IntList", {"self": x, "dim": (-1,)}, (x,), (rows,), (rows,))
+    >>> print(loops_of(call), "leaves", loops_of(call).kept)
+    [4, 6] along 1 leaves (4, 1)
+    """
+    if class_of(call) is not OperatorClass.REDUCTION:
+        return Loops(call.outputs[0].shape)
+    full: tuple[int, ...] = call.arguments["self"].shape
+    given = call.arguments.get("dim")
+    dims = (given,) if isinstance(given, int) else tuple(given or range(len(full)))
+    return Loops(full, tuple(sorted({dim % max(len(full), 1) for dim in dims}) if full else ()))

@@ -1,0 +1,172 @@
+"""The fusion rules that look at a pair of neighbours: which may become one loop, and which must not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kagent_core.extract.fusion.flow import DataFlow
+from kagent_core.extract.fusion.operator_class import Loops, OperatorClass, class_of, loops_of
+from kagent_core.specs import OpCall, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the rules say of a pair.
+
+    Attributes
+    ----------
+    allowed
+        Whether the two may be in one kernel.
+    reason
+        Which rule allows or refuses it, and why.
+    through_view
+        Whether the consumer reads the producer's result otherwise than as it is written.
+    """
+
+    allowed: bool
+    reason: str
+    through_view: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two neighbours: `consumer` reads `read`, which `producer` made as `made`."""
+
+    producer: OpCall
+    consumer: OpCall
+    made: TensorSpec
+    read: tuple[TensorSpec, ...]
+
+
+def judge(flow: DataFlow, producer: int, consumer: int, rules: Collection[str]) -> Verdict:
+    """Return what the rules say of two neighbours, given by their positions.
+
+    Parameters
+    ----------
+    flow
+        The data flow that they are part of.
+    producer, consumer
+        Their positions.
+    rules
+        Names of the rules that are switched on. What keeps results right cannot be switched off.
+    """
+    made_by, read_by = flow.calls[producer], flow.calls[consumer]
+    reason = _unfit(made_by) or _unfit(read_by)
+    other = flow.other_writer(producer, consumer)
+    if reason is None and other is not None:
+        reason = f"{read_by.name} reads what {flow.calls[other].name} wrote, too"
+    if reason is not None:
+        return Verdict(False, reason)
+    pair = Pair(made_by, read_by, made_by.fresh_results[0], tuple(flow.producers[consumer][producer]))
+    reason = _reinterpreted(pair)
+    return Verdict(False, reason) if reason is not None else _judge_loops(pair, rules)
+
+
+def _unfit(call: OpCall) -> str | None:
+    """Return why a call is never part of a fused kernel, or None."""
+    if call.random:
+        return f"{call.name} draws random numbers, whose order must stay"
+    if not call.outputs:
+        return f"{call.name} has an effect on the world outside and no result"
+    if len(call.fresh_results) != len(call.outputs):
+        return f"{call.name} writes an argument in place"
+    if len(call.results) != 1:
+        return f"{call.name} has {len(call.results)} results"
+    return None
+
+
+def _reinterpreted(pair: Pair) -> str | None:
+    for spec in pair.read:
+        if spec.dtype != pair.made.dtype:
+            return f"{pair.consumer.name} reads the bytes of {pair.made} as {spec.dtype}"
+        if (spec.conj, spec.neg) != (pair.made.conj, pair.made.neg):
+            return f"{pair.consumer.name} reads {pair.made} lazily conjugated or negated"
+    return None
+
+
+def _judge_loops(pair: Pair, rules: Collection[str]) -> Verdict:
+    classes = (class_of(pair.producer), class_of(pair.consumer))
+    for call, kind in zip((pair.producer, pair.consumer), classes, strict=True):
+        if kind is OperatorClass.OTHER:
+            return Verdict(False, f"no fusion rule takes {call.signature}: it is neither pointwise nor a reduction")
+    rule = _LOOP_RULES.get(classes)
+    if rule is None:
+        return Verdict(False, "no fusion rule takes a reduction into a reduction")
+    if rule.name not in rules:
+        return Verdict(False, f"rule '{rule.name}' is switched off by config (fusion_rules)")
+    through_view = any(spec != pair.made for spec in pair.read)
+    if through_view and "views" not in rules:
+        return Verdict(False, f"{_view(pair)}, and rule 'views' is switched off by config (fusion_rules)", True)
+    agreed, told = rule.judge(pair)
+    via = f"; {_view(pair)}, which is index arithmetic" if agreed and through_view else ""
+    return Verdict(agreed, f"{rule.name}: {told}{via}", through_view)
+
+
+def _view(pair: Pair) -> str:
+    view = next(spec for spec in pair.read if spec != pair.made)
+    return f"{pair.consumer.name} reads {pair.made} as a view, {view} with strides {view.strides}"
+
+
+# -- do the loops agree?
+
+
+def _pointwise(pair: Pair) -> tuple[bool, str]:
+    inner, outer = loops_of(pair.producer), loops_of(pair.consumer)
+    refused = _read_in_part(pair)
+    if refused is not None:
+        return False, refused
+    if math.prod(inner.full) == math.prod(outer.full):
+        return True, f"both loop over {outer}"
+    return True, f"{inner} is broadcast into the loop over {outer}"
+
+
+def _prologue(pair: Pair) -> tuple[bool, str]:
+    refused = _read_in_part(pair)
+    loops = loops_of(pair.consumer)
+    return refused is None, refused or f"each element is made where the loop over {loops} needs it"
+
+
+def _epilogue(pair: Pair) -> tuple[bool, str]:
+    reduction, after = loops_of(pair.producer), loops_of(pair.consumer)
+    refused = _read_in_part(pair)
+    if refused is not None:
+        return False, refused
+    if math.prod(after.full) == math.prod(reduction.kept):
+        return True, f"it works on what the loop over {reduction} leaves"
+    if all(_is_spread(spec, reduction, after) for spec in pair.read):
+        return True, f"it goes over the rows of the loop over {reduction} again"
+    return False, f"the loop over {reduction} and the one over {after} do not agree"
+
+
+def _is_spread(spec: TensorSpec, reduction: Loops, after: Loops) -> bool:
+    """Whether a reduced tensor is broadcast back along the very dimensions that it was reduced along."""
+    missing = len(after.full) - len(spec.shape)
+    shape = (1,) * missing + spec.shape
+    strides = (0,) * missing + spec.strides
+    seen = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
+    return after.full == reduction.full and seen == reduction.kept
+
+
+def _read_in_part(pair: Pair) -> str | None:
+    """Return why not every element is read, or None. Elements that are read twice, as after `expand`, count once."""
+    for spec in pair.read:
+        sizes = (size for size, stride in zip(spec.shape, spec.strides, strict=True) if stride != 0 or size == 0)
+        count = math.prod(sizes)
+        if count != pair.made.numel:
+            return f"{pair.consumer.name} reads {count} of the {pair.made.numel} elements of {pair.made}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _LoopRule:
+    name: str
+    judge: Callable[[Pair], tuple[bool, str]]
+
+
+_LOOP_RULES = {
+    (OperatorClass.POINTWISE, OperatorClass.POINTWISE): _LoopRule("pointwise", _pointwise),
+    (OperatorClass.POINTWISE, OperatorClass.REDUCTION): _LoopRule("prologue", _prologue),
+    (OperatorClass.REDUCTION, OperatorClass.POINTWISE): _LoopRule("epilogue", _epilogue),
+}

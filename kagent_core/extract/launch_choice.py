@@ -1,0 +1,129 @@
+"""Which launch config a kernel gets: the one that the user forces, the one that was tuned, or the derived one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kagent_core.device import LaunchConfigDeriver
+from kagent_core.errors import LaunchConfigError
+from kagent_core.extract.launch_config import beyond_limits
+from kagent_core.inspect.logs import get_logger
+from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, OpCall
+
+log = get_logger("extract")
+
+
+@dataclass
+class ForcedLaunchConfig:
+    """A launch config that the user forces on a kernel.
+
+    Attributes
+    ----------
+    kernel
+        The kernel's name, or a signature.
+    config
+        As the user gave it.
+    used
+        Whether any kernel got it.
+    """
+
+    kernel: str
+    config: LaunchConfig
+    used: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchChoice:
+    """A kernel's launch config, where it came from, and what else there was.
+
+    Attributes
+    ----------
+    config
+        What is launched; None where there is nothing to launch.
+    source
+        ``derived`` by the device, ``suggested`` by the ProfilerAgent or ``forced`` by the user.
+    derived, suggested
+        What the device and the ProfilerAgent gave; None also where they were not asked.
+    refused
+        Why the suggestion was not taken, where it exceeds the device's limits.
+    """
+
+    config: LaunchConfig | None
+    source: Literal["derived", "suggested", "forced"]
+    derived: LaunchConfig | None = None
+    suggested: LaunchConfig | None = None
+    refused: str | None = None
+
+
+def choose_launch_config(
+    calls: Sequence[OpCall],
+    kernel: KernelDescriptor,
+    info: DeviceInfo,
+    deriver: LaunchConfigDeriver,
+    suggested: LaunchConfig | None = None,
+    forced: Mapping[str, ForcedLaunchConfig] | None = None,
+) -> LaunchChoice:
+    """Choose a kernel's launch config.
+
+    A forced one comes first, unless there is nothing to launch; then a suggestion that the device can launch; then what
+    the device derives. Where a config is forced, the derived one is asked for as well, to compare the two.
+
+    Parameters
+    ----------
+    calls
+        What the kernel computes.
+    kernel
+        To launch.
+    info
+        The device's limits.
+    deriver
+        The device's.
+    suggested
+        What is known to be fast.
+    forced
+        By the kernel's name, or its signature.
+
+    Raises
+    ------
+    LaunchConfigError
+        When the derived or the forced launch config exceeds the device's limits.
+    """
+    force = _forced(kernel, calls, forced or {})
+    refused = None
+    if suggested is not None and force is None:
+        refused = beyond_limits(suggested, info)
+        if refused is None:
+            return _told(calls, kernel, LaunchChoice(suggested, "suggested", suggested=suggested))
+        log.warning("%s: the launch config that was tuned for kernel '%s', %s, is not used: %s", calls[-1].name, kernel.name, suggested, refused)
+    derived = deriver.derive(calls, kernel, info)
+    if derived is None or force is None:
+        if derived is not None:
+            _check(derived, f"kernel '{kernel.name}' got the launch config {derived}", info)
+        choice = LaunchChoice(derived, "derived", derived, suggested, refused)
+    else:
+        _check(force.config, f"kernel '{kernel.name}' is forced to the launch config {force.config}", info)
+        force.used = True
+        choice = LaunchChoice(force.config, "forced", derived, suggested)
+    return _told(calls, kernel, choice)
+
+
+def _forced(
+    kernel: KernelDescriptor, calls: Sequence[OpCall], forced: Mapping[str, ForcedLaunchConfig]
+) -> ForcedLaunchConfig | None:
+    """The name says which of several kernels for one signature is meant, so it comes first."""
+    return forced.get(kernel.name) or forced.get("+".join(call.signature for call in calls))
+
+
+def _check(config: LaunchConfig, what: str, info: DeviceInfo) -> None:
+    beyond = beyond_limits(config, info)
+    if beyond is not None:
+        raise LaunchConfigError(f"{what}: {beyond}")
+
+
+def _told(calls: Sequence[OpCall], kernel: KernelDescriptor, choice: LaunchChoice) -> LaunchChoice:
+    compared = f"; derived was {choice.derived}" if choice.source == "forced" else ""
+    name = "+".join(call.name for call in calls)
+    log.debug("%s: kernel '%s' gets %s, %s%s", name, kernel.name, choice.config or "no launch", choice.source, compared)
+    return choice
