@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from kagent_core.capture.aliasing import guard_aliases
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
+from kagent_core.capture.lazy_bits import lazy_bits_as_captured
 from kagent_core.stepwise import run_stepwise
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
@@ -126,8 +127,17 @@ def _with_active_kernels(session: Session, make: Callable[[Session], GraphRunner
         active = active_kernels()
         return variant(active)(args) if active.layers else plain(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def _boxed(run: GraphRunner) -> GraphRunner:
+    """Tell AOTAutograd that a runner takes its arguments as one list, which it may empty."""
+
+    def boxed(args: list[Any]) -> list[Any]:
+        return run(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
 
 
 class _Capture:
@@ -143,7 +153,9 @@ class _Capture:
 
         def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
             self._note_written()
-            return self._compile(graph_module, f"{self.name}_{kind}")
+            run = self._compile(graph_module, f"{self.name}_{kind}")
+            # Dynamo's guards watch the lazy bits of forward inputs; nobody watches those of the gradients that come back
+            return _boxed(lazy_bits_as_captured(graph_module, run) if kind == "backward" else run)
 
         return compile_graph
 

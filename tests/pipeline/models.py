@@ -83,13 +83,19 @@ class Case:
 
 
 def randomized(model: torch.nn.Module) -> torch.nn.Module:
-    """Give norms, biases and running statistics random values: at their initial ones, mistakes would cancel out."""
+    """Give norms, biases and running statistics random values, so that mistakes do not cancel out.
+
+    Convolutions get weights that keep the signal's size: at initial ones it vanishes in a deep network, and every
+    input has the same result.
+    """
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("running_var"):
                 tensor.uniform_(0.5, 1.5)
             elif tensor.dim() == 1 and tensor.is_floating_point() and "freq" not in name:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
+            elif tensor.dim() == 4:
+                tensor.normal_(std=(2 / tensor[0].numel()) ** 0.5)
     return model
 
 

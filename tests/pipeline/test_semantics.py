@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import kagent_core
+from kagent_core.capture.lazy_bits import with_bits
 from kagent_core.errors import CaptureError
 
 from .compare import check_against_eager
@@ -194,3 +195,36 @@ def test_run_op_says_what_an_operator_does_not_take(capfd):
         with pytest.raises(CaptureError, match=rf"{signature} does not take .*\n  hint: its schema is {signature}"):
             kagent_core.run_op(signature, *args, device="cpu")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "tangent",
+    [
+        lambda y: torch.arange(24).view(4, 6) * (1 + 2j),
+        lambda y: (torch.arange(24).view(4, 6) * (1 + 2j)).conj(),
+        lambda y: (torch.arange(24).view(6, 4) * (1 + 2j)).conj().t(),
+    ],
+    ids=["plain", "lazily conjugated", "lazily conjugated and transposed"],
+)
+@pytest.mark.parametrize("function", [torch.fft.ifft, torch.fft.fft, lambda x: x.conj() * 2, torch.resolve_conj])
+def test_gradients_that_come_back_lazily_conjugated(function, tangent):
+    x = torch.randn(4, 6, dtype=torch.complex64, requires_grad=True)
+    compiled = torch.compile(lambda x: function(x), backend="kagent", options={"device": "cpu"})
+    (got,) = torch.autograd.grad(y := compiled(x), x, tangent(y).to(y.dtype))
+    (want,) = torch.autograd.grad(y := function(x), x, tangent(y).to(y.dtype))
+    torch.testing.assert_close(got, want)
+
+
+def test_lazy_bits_are_written_out_right():
+    base = torch.randn(4, 6, dtype=torch.complex64)
+    for tensor in (base, base.conj(), base.t().conj(), base[:, ::2].conj()):
+        for conj in (False, True):
+            got = with_bits(tensor, conj, False)
+            assert got.is_conj() == conj
+            torch.testing.assert_close(got, tensor)
+            assert got.stride() == tensor.stride()
+    lazy = base.conj().imag
+    for neg in (False, True):
+        got = with_bits(lazy, False, neg)
+        assert got.is_neg() == neg
+        torch.testing.assert_close(got, lazy)
