@@ -26,7 +26,7 @@ def lazy_bits_as_captured(graph_module: GraphModule, run: GraphRunner) -> GraphR
     def run_with_bits(args: list[Any]) -> list[Any]:
         for index, conj, neg in expected:
             arg = args[index]
-            if arg.is_conj() != conj or arg.is_neg() != neg:
+            if arg is not None and (arg.is_conj() != conj or arg.is_neg() != neg):
                 args[index] = with_bits(arg, conj, neg)
         return run(args)
 
