@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kagent_core.api import compile, run_op
     from kagent_core.config import Config, load_config
     from kagent_core.inspect.dump import dump_extraction_context
-    from kagent_core.kernels import kernel
+    from kagent_core.kernels import force_launch_config, kernel
     from kagent_core.session import Session, session_for, use_plugin
 
 __version__ = "0.1.0"
@@ -24,6 +24,7 @@ __all__ = [
     "Session",
     "compile",
     "dump_extraction_context",
+    "force_launch_config",
     "hookimpl",
     "kernel",
     "load_config",
@@ -37,6 +38,7 @@ _HOMES = {
     "Session": "kagent_core.session",
     "compile": "kagent_core.api",
     "dump_extraction_context": "kagent_core.inspect.dump",
+    "force_launch_config": "kagent_core.kernels",
     "kernel": "kagent_core.kernels",
     "load_config": "kagent_core.config",
     "run_op": "kagent_core.api",

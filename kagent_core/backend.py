@@ -125,7 +125,7 @@ def _with_active_kernels(session: Session, make: Callable[[Session], GraphRunner
 
     def run(args: list[Any]) -> list[Any]:
         active = active_kernels()
-        return variant(active)(args) if active.layers else plain(args)
+        return variant(active)(args) if active else plain(args)
 
     return run
 

@@ -81,6 +81,14 @@ class PointerArg:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedArg:
+    """An argument that a callable kernel takes by name, as the operator itself does: ``alpha`` of ``aten::add.Tensor``."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class ScalarArg:
     """A value as a runtime sees it at launch, for a kernel that declares its parameters.
 
@@ -213,7 +221,8 @@ class Runtime(ABC):
     def launch(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
         """Start a kernel. Tensors among `args` are `PointerArg`.
 
-        For a kernel that declares its parameters, the other values are `ScalarArg`; else they are as they were packed.
+        For a kernel that declares its parameters, the other values are `ScalarArg`; else they are as they were packed,
+        in a `NamedArg` where the operator takes them by name only.
 
         Everything that `args` refers to stays alive until `synchronize` or `copy_out` has returned.
         """

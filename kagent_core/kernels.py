@@ -11,20 +11,23 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kagent_core.capture.schemas import resolve_overload
 from kagent_core.errors import RegistryError
+from kagent_core.extract.launch_choice import ForcedLaunchConfig
 from kagent_core.inspect.logs import get_logger
 from kagent_core.registry.acceptance import RESULT_NAME
 from kagent_core.registry.operators import check_kernel
 from kagent_core.registry.origin import calling_line, function_name, line_of
-from kagent_core.specs import DEFAULT_SIGNATURE, Access, Device, KernelDescriptor, Parameter
+from kagent_core.specs import DEFAULT_SIGNATURE, Access, Device, KernelDescriptor, LaunchConfig, Parameter
 
 log = get_logger("plugins")
+_extract_log = get_logger("extract")
 
 
 class UserKernel:
@@ -75,18 +78,23 @@ class UserKernel:
 
 
 class KernelSet:
-    """The user's kernels that are active somewhere: layers, of which the first outrank the others.
+    """The user's kernels and launch configs that are active somewhere: of the kernels' layers the first outranks.
 
     Compared by identity, so that sessions can be kept by it for as long as it is alive.
     """
 
-    __slots__ = ("__weakref__", "layers")
+    __slots__ = ("__weakref__", "launch_configs", "layers")
 
-    def __init__(self, layers: Sequence[tuple[UserKernel, ...]] = ()) -> None:
+    def __init__(
+        self,
+        layers: Sequence[tuple[UserKernel, ...]] = (),
+        launch_configs: Mapping[str, ForcedLaunchConfig] = MappingProxyType({}),
+    ) -> None:
         self.layers = tuple(layer for layer in layers if layer)
+        self.launch_configs = launch_configs
 
     def __bool__(self) -> bool:
-        return bool(self.layers)
+        return bool(self.layers or self.launch_configs)
 
 
 def kernels_for(layers: Sequence[Sequence[UserKernel]], device: Device) -> list[list[KernelDescriptor]]:
@@ -131,16 +139,22 @@ class _Process:
 
 
 class _Scope:
-    """The kernels of the ``with`` blocks around, the innermost block's first."""
+    """What the ``with`` blocks around bring: kernels, those of the innermost block first, and launch configs."""
 
-    def __init__(self, layers: tuple[tuple[UserKernel, ...], ...]) -> None:
+    def __init__(
+        self,
+        layers: tuple[tuple[UserKernel, ...], ...] = (),
+        launch_configs: Mapping[str, ForcedLaunchConfig] = MappingProxyType({}),
+    ) -> None:
         self.layers = layers
+        self.launch_configs = launch_configs
         self._combined: tuple[KernelSet, KernelSet] | None = None
 
     def active(self, process: KernelSet) -> KernelSet:
         combined = self._combined
         if combined is None or combined[0] is not process:
-            combined = self._combined = (process, KernelSet((*self.layers, *process.layers)))
+            both = KernelSet((*self.layers, *process.layers), self.launch_configs)
+            combined = self._combined = (process, both)
         return combined[1]
 
 
@@ -254,12 +268,56 @@ def override(
     tensor([0., 2.])
     """
     made = _make(signature, function, device, fields)
-    outer = _scope.get()
-    token = _scope.set(_Scope(((made,), *(outer.layers if outer else ()))))
+    outer = _scope.get() or _Scope()
+    token = _scope.set(_Scope(((made,), *outer.layers), outer.launch_configs))
     try:
         yield made
     finally:
         _scope.reset(token)
+
+
+@contextlib.contextmanager
+def force_launch_config(kernel: str, config: LaunchConfig) -> Iterator[None]:
+    """Launch a kernel with a launch config of the program's own for what is called inside the ``with`` block.
+
+    For comparing it with the one that the device derives, or that was tuned. It holds for the thread (or the asyncio
+    task) that opened the block, and ends with the block; an inner block outranks an outer one, and every block outranks
+    the config's ``launch_configs``. A kernel that has nothing to do is still not launched.
+
+    Parameters
+    ----------
+    kernel
+        The kernel's name, or the signature that it computes; for a fused kernel the signatures joined by ``+``.
+    config
+        Grid, block and shared memory.
+
+    Raises
+    ------
+    LaunchConfigError
+        When a program is called for which the kernel would be launched, and the device cannot launch it so.
+
+    Examples
+    --------
+    >>> import torch, kagent_core
+    >>> from kagent_core.specs import LaunchConfig
+    >>> from kagent_core.testing.fake import FakeDevice
+    >>> x = torch.tensor([-1.0, 2.0])
+    >>> with kagent_core.use_plugin(FakeDevice()):
+    ...     with kagent_core.force_launch_config("aten::relu", LaunchConfig(block=(4096, 1, 1))):
+    ...         kagent_core.run_op("aten::relu", x, device="fake:0")
+    Traceback (most recent call last):
+    kagent_core.errors.LaunchConfigError: kernel ... is forced to the launch config ...: 4096 threads per block, ...
+    """
+    forced = ForcedLaunchConfig(kernel, config)
+    outer = _scope.get() or _Scope()
+    token = _scope.set(_Scope(outer.layers, {**outer.launch_configs, kernel: forced}))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+        if not forced.used:
+            told = "the launch config %s was forced on '%s', but no such kernel was launched"
+            _extract_log.warning(told, config, kernel)
 
 
 def _make(

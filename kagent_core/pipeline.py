@@ -77,7 +77,7 @@ def _build_segment(
     queue = TaskQueue()
     request = ExtractionRequest(step.calls, step.device, program.buffers, first_task, program.name, exports)
     suggest = functools.partial(session.suggest, opened.info)
-    session.extractor.extract(request, opened, queue, suggest)
+    session.extractor.extract(request, opened, queue, suggest, session.forced_launch_configs)
     queue.close()
     segment = executor.prepare(queue, program.buffers, exports, bases, program.name)
     return PlannedSegment(segment, executor.seal(segment))

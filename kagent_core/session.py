@@ -16,6 +16,7 @@ from kagent_core.config import TRACE, Config
 from kagent_core.device import Observer, OpenDevice
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.extract.agent import ExtractorAgent
+from kagent_core.extract.launch_choice import ForcedLaunchConfig
 from kagent_core.extract.stages import DefaultStages
 from kagent_core.inspect import logs
 from kagent_core.inspect.report import PlanReport
@@ -70,6 +71,7 @@ class Session:
         self._base: Session | None = None
         self._variants: WeakKeyDictionary[KernelSet, Session] = WeakKeyDictionary()
         self._user_kernels: Sequence[Sequence[UserKernel]] = ()
+        self.forced_launch_configs: Mapping[str, ForcedLaunchConfig] = {}
         self._overlaid: dict[Device, OpenDevice] = {}
 
     @property
@@ -90,6 +92,7 @@ class Session:
             if kernels not in base._variants:
                 variant = copy.copy(base)
                 variant._base, variant._user_kernels, variant._overlaid = base, kernels.layers, {}
+                variant.forced_launch_configs = kernels.launch_configs
                 variant.scheduler, variant.single = variant._new_scheduler(), SingleOperators()
                 base._variants[kernels] = variant
             return base._variants[kernels]

@@ -598,7 +598,7 @@ class KernelTask:
 
     @property
     def results(self) -> tuple[TensorSpec, ...]:
-        """Tensors in buffers of their own that it makes, in order; what stays inside a fused kernel is not among them."""
+        """Tensors in buffers of their own that it makes, in order, without what stays inside a fused kernel."""
         written = {span.buffer for span in self.writes}
         return tuple(spec for call in self.calls for spec in call.fresh_results if spec.buffer in written)
 

@@ -157,7 +157,7 @@ def _launch_config(kernel: str, value: object) -> LaunchConfig:
     if match is None:
         raise UnfitError(
             "a launch config",
-            "write grid and block as 'x,y,z/x,y,z', and the shared bytes behind them if there are any: '4,4,1/16,16,1/2048'",
+            "write grid and block as 'x,y,z/x,y,z', with the shared bytes behind them if any: '4,4,1/16,16,1/2048'",
             came=f"has {value!r} for '{kernel}'",
         )
     numbers = [int(number or 0) for number in match.groups()]

@@ -12,6 +12,7 @@ from kagent_core.config import TRACE
 from kagent_core.device import (
     Environment,
     LaunchError,
+    NamedArg,
     Observer,
     PointerArg,
     Region,
@@ -153,7 +154,8 @@ class LaunchEach(SealedSegment):
         """An argument that no run changes: a value in the parameter buffer, or a tensor in the arena."""
         arg, slot = task.args[position], self._slots[task.id][position]
         if slot is None:
-            return self._resolve(arg.value, arg.access or Access.IN, {})
+            value = self._resolve(arg.value, arg.access or Access.IN, {})
+            return NamedArg(arg.name, value) if arg.keyword and arg.access is None else value
         parameters = self._parameters
         return ScalarArg(arg.type or "", parameters.view(slot), parameters.address(slot), slot.type.unpack)
 

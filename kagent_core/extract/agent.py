@@ -125,6 +125,7 @@ def _summary(ctx: ExtractionContext, field: str | None, result: Any) -> str:
     if field == "launch_configs":
         sources = Counter(choice.source for choice in ctx.launch_choices)
         told += "".join(f", {sources[source]} {source}" for source in ("suggested", "forced") if sources[source])
-        refused = [f"{kernel.name}: {c.refused}" for kernel, c in zip(ctx.kernels, ctx.launch_choices) if c.refused]
-        told += "".join(f"; suggestion refused for {reason}" for reason in refused)
+        for kernel, choice in zip(ctx.kernels, ctx.launch_choices, strict=False):  # no choices where a plugin chose
+            if choice.refused:
+                told += f"; suggestion refused for {kernel.name}: {choice.refused}"
     return told

@@ -8,9 +8,9 @@ from typing import Any
 
 from kagent_core.capture.schemas import resolve_overload
 from kagent_core.errors import PackingError, choices, nearest
-from kagent_core.extract.abi import Abi
-from kagent_core.extract.c_types import CType, Kind
-from kagent_core.extract.expressions import Expression
+from kagent_core.prototype.abi import Abi
+from kagent_core.prototype.c_types import CType, Kind
+from kagent_core.prototype.expressions import Expression
 from kagent_core.extract.operator_names import CallValues, OperatorArgument, OperatorNames
 from kagent_core.specs import Access, KernelDescriptor, Parameter
 

@@ -96,15 +96,16 @@ def choose_launch_config(
         refused = beyond_limits(suggested, info)
         if refused is None:
             return _told(calls, kernel, LaunchChoice(suggested, "suggested", suggested=suggested))
-        log.warning("%s: the launch config that was tuned for kernel '%s', %s, is not used: %s", calls[-1].name, kernel.name, suggested, refused)
+        told = "%s: the launch config that was tuned for kernel '%s', %s, is not used: %s"
+        log.warning(told, calls[-1].name, kernel.name, suggested, refused)
     derived = deriver.derive(calls, kernel, info)
     if derived is None or force is None:
         if derived is not None:
             _check(derived, f"kernel '{kernel.name}' got the launch config {derived}", info)
         choice = LaunchChoice(derived, "derived", derived, suggested, refused)
     else:
-        _check(force.config, f"kernel '{kernel.name}' is forced to the launch config {force.config}", info)
         force.used = True
+        _check(force.config, f"kernel '{kernel.name}' is forced to the launch config {force.config}", info)
         choice = LaunchChoice(force.config, "forced", derived, suggested)
     return _told(calls, kernel, choice)
 

@@ -82,9 +82,9 @@ def tiles(
     batch: int = 1,
     shared_nbytes: int = 0,
 ) -> LaunchConfig | None:
-    """Return a launch config for a kernel of which each block computes one tile of a matrix: x along columns, y along rows.
+    """Return a launch config for a kernel of which each block computes one tile of a matrix.
 
-    Blocks at the edges stick out, so the kernel must look where it is.
+    Columns go along x, rows along y. Blocks at the edges stick out, so the kernel must look where it is.
 
     Parameters
     ----------

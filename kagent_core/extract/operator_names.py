@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.expressions import Expression
+from kagent_core.prototype.expressions import Expression
 from kagent_core.specs import OpCall, TensorSpec
 
 _ITEM = re.compile(r"(\w*?[A-Za-z_])(\d+)")

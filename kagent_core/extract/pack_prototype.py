@@ -7,12 +7,12 @@ from typing import Any
 
 from kagent_core.device import ArgumentPacker
 from kagent_core.errors import PackingError
-from kagent_core.extract.abi import Abi
+from kagent_core.prototype.abi import Abi
 from kagent_core.extract.binding import BoundParameter, BoundPrototype, bind_prototype
-from kagent_core.extract.c_types import Kind, describe
+from kagent_core.prototype.c_types import Kind, describe
 from kagent_core.extract.operator_names import CallValues, plain
 from kagent_core.extract.packing import CallPacker
-from kagent_core.extract.prototype import same_value
+from kagent_core.prototype import same_value
 from kagent_core.specs import (
     Access,
     KernelDescriptor,

@@ -7,7 +7,7 @@ from typing import Any
 from kagent_core.capture.schemas import ArgumentSchema, schema_of
 from kagent_core.device import ArgumentPacker
 from kagent_core.errors import PackingError
-from kagent_core.specs import Access, KernelDescriptor, OpCall, PackedArg, TensorSpec, flatten_tensors
+from kagent_core.specs import Access, KernelDescriptor, OpCall, PackedArg, flatten_tensors
 
 
 class CallPacker(ArgumentPacker):
@@ -39,7 +39,7 @@ class CallPacker(ArgumentPacker):
         return tuple(packed)
 
     def _results(self, call: OpCall, kernel: KernelDescriptor) -> list[PackedArg]:
-        results = fresh_results(call)
+        results = call.fresh_results
         names = [p.name for p in kernel.parameters if p.access is Access.OUT]
         if not names:
             names = ["out"] if len(results) == 1 else [f"out{i}" for i in range(len(results))]
@@ -52,12 +52,6 @@ class CallPacker(ArgumentPacker):
         return [
             PackedArg(name, spec, Access.OUT, keyword=True) for name, spec in zip(names, results, strict=True)
         ]
-
-
-def fresh_results(call: OpCall) -> list[TensorSpec]:
-    """Results of a call that lie in buffers of their own, in order."""
-    taken = {spec.buffer for spec in call.inputs}
-    return [spec for spec in call.results if spec is not None and spec.buffer not in taken]
 
 
 def _access(argument: ArgumentSchema, value: Any) -> Access | None:

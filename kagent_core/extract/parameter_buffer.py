@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.abi import Abi
-from kagent_core.extract.c_types import CType
+from kagent_core.prototype.abi import Abi
+from kagent_core.prototype.c_types import CType
 from kagent_core.specs import KernelTask
 
 _STORAGE_ALIGNMENT = 64  # of a cache line: no type that a kernel takes asks for more

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from kagent_core.specs import KernelDescriptor, OpCall, TensorSpec, flatten_tensors
+from kagent_core.prototype import prototype_refusal
+from kagent_core.specs import Access, KernelDescriptor, OpCall, Parameter, TensorSpec, flatten_tensors
 
 NamedTensor = tuple[str, TensorSpec]
 
@@ -19,7 +20,7 @@ def refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
     reason = _dtype_refusal(kernel, tensors) or _lazy_bits_refusal(kernel, tensors)
     if reason is None and not (kernel.layout.takes_all and not kernel.layouts):
         reason = _layout_refusal(kernel, named_tensors(call))
-    return reason
+    return reason or prototype_refusal(kernel, call)
 
 
 def group_refusal(kernel: KernelDescriptor, calls: Sequence[OpCall]) -> str | None:
@@ -45,40 +46,33 @@ def named_tensors(call: OpCall) -> Iterator[NamedTensor]:
     for name, value in call.arguments.items():
         for spec in flatten_tensors(value):
             yield name, spec
-    yield from zip(result_names(call), fresh_results(call), strict=True)
+    yield from zip(result_names(call), call.fresh_results, strict=True)
 
 
 def group_tensors(calls: Sequence[OpCall]) -> Iterator[NamedTensor]:
     """Yield a group's tensors by name: what it reads from outside, then the results of its last call.
 
     An argument keeps the operator's name for it, unless an earlier call of the group has an argument of that name
-    that comes from outside; then the position of its call is added: ``other1`` is `other` of the second call.
+    that comes from outside, be it a tensor or a number; then the position of its call is added: ``other1`` is `other`
+    of the second call.
     """
     inner: set[int] = set()
     taken: set[str] = set()
     for position, call in enumerate(calls):
-        outside = [
-            (name, [spec for spec in flatten_tensors(value) if spec.buffer not in inner])
-            for name, value in call.arguments.items()
-        ]
-        renamed = {name: f"{name}{position}" if name in taken else name for name, _ in outside}
-        for name, specs in outside:
-            for spec in specs:
-                taken.add(renamed[name])
-                yield renamed[name], spec
-        inner.update(spec.buffer for spec in fresh_results(call))
-    yield from zip(result_names(calls[-1]), fresh_results(calls[-1]), strict=True)
-
-
-def fresh_results(call: OpCall) -> list[TensorSpec]:
-    """Return the results of a call that lie in buffers of their own, in order."""
-    given = {spec.buffer for spec in call.inputs}
-    return [spec for spec in call.results if spec is not None and spec.buffer not in given]
+        for name, value in call.arguments.items():
+            tensors = list(flatten_tensors(value))
+            outside = [spec for spec in tensors if spec.buffer not in inner]
+            if outside or not tensors:
+                renamed = f"{name}{position}" if name in taken else name
+                taken.add(renamed)
+                yield from ((renamed, spec) for spec in outside)
+        inner.update(spec.buffer for spec in call.fresh_results)
+    yield from zip(result_names(calls[-1]), calls[-1].fresh_results, strict=True)
 
 
 def result_names(call: OpCall) -> list[str]:
     """Return the names that a kernel's results go by."""
-    count = len(fresh_results(call))
+    count = len(call.fresh_results)
     return ["out"] if count == 1 else [f"out{number}" for number in range(count)]
 
 
@@ -120,8 +114,15 @@ def _wiring_refusal(kernel: KernelDescriptor, calls: Sequence[OpCall], outer: se
     tensors = {
         name for call in calls for name, value in call.arguments.items() if next(iter(flatten_tensors(value)), None)
     }
-    unused = sorted((declared & tensors) - inputs)
+    read = {parameter.name for parameter in kernel.parameters if _is_read(parameter)}
+    unused = sorted(name for name in (read | declared & tensors) - inputs if not RESULT_NAME.fullmatch(name))
     return f"takes {_listed(unused)} from outside, which the group makes itself" if unused else None
+
+
+def _is_read(parameter: Parameter) -> bool:
+    """Whether a parameter is a tensor that must be given from outside."""
+    read_only = parameter.access is None and parameter.type.startswith("const ") and parameter.type.endswith("*")
+    return (read_only or parameter.access in (Access.IN, Access.INOUT)) and not parameter.optional
 
 
 def _listed(names: Iterable[str]) -> str:

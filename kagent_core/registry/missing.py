@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Callable, Iterable, Sequence
 
 from kagent_core.errors import KernelNotFoundError
-from kagent_core.registry.acceptance import NamedTensor, fresh_results, named_tensors, result_names
+from kagent_core.registry.acceptance import NamedTensor, named_tensors, result_names
 from kagent_core.specs import OpCall, TensorSpec, flatten_tensors, format_value
 
 MOST_NEAREST = 3
@@ -74,7 +74,8 @@ def nearest_signatures(signature: str, known: Iterable[str]) -> list[str]:
 def kernel_stub(call: OpCall, device_type: str) -> str:
     """Return Python text that registers a kernel for a call: all but the line that computes it.
 
-    The kernel takes the arguments that the call gave, in order, then the results that it fills.
+    The kernel takes the arguments that the call gave, in order, then the results that it fills, then by name what the
+    operator takes by name.
 
     Examples
     --------
@@ -93,8 +94,10 @@ def kernel_stub(call: OpCall, device_type: str) -> str:
     results = result_names(call)
     dtypes = sorted({spec.dtype.name for spec in (*call.inputs, *call.outputs)})
     selected = f", dtypes={{{', '.join(map(_quoted, dtypes))}}}" if dtypes else ""
-    names = [_identifier(name) for name in (*call.arguments, *results)]
-    specs = zip(results, fresh_results(call), strict=True)
+    by_name = _taken_by_name(call)
+    by_place = [_identifier(name) for name in call.arguments if name not in by_name]
+    parameters = [*by_place, *results, *(["*"] if by_name else []), *map(_identifier, by_name)]
+    specs = zip(results, call.fresh_results, strict=True)
     told = [f"{_identifier(name)}: {_argument(value)}" for name, value in (*call.arguments.items(), *specs)]
     targets = results or [_identifier(name) for name in _written(call)]
     into = f" into {' and '.join(targets)}" if targets else ""
@@ -104,11 +107,24 @@ def kernel_stub(call: OpCall, device_type: str) -> str:
             "",
             "",
             f'@kagent_core.kernel("{call.signature}", device="{device_type}"{selected})',
-            f"def {_function_name(call.signature)}({', '.join(names)}):",
+            f"def {_function_name(call.signature)}({', '.join(parameters)}):",
             f"    # {'; '.join(told) or 'no arguments'}",
             f'    raise NotImplementedError("write {call.signature}{into}")',
         ]
     )
+
+
+def _taken_by_name(call: OpCall) -> list[str]:
+    """Arguments that come by name: those that the operator takes so, and those behind one that was left out."""
+    found: list[str] = []
+    left_out = False
+    for argument in call.overload._schema.arguments if call.overload is not None else ():
+        if argument.name in call.arguments:
+            if argument.kwarg_only or left_out:
+                found.append(argument.name)
+        else:
+            left_out = True
+    return found
 
 
 def _what_came(call: OpCall) -> str:

@@ -124,7 +124,7 @@ def _is_named_result(parameter: Parameter) -> bool:
 
 
 def _names_in(expression: str) -> tuple[str, ...]:
-    expressions = importlib.import_module("kagent_core.extract.expressions")
+    expressions = importlib.import_module("kagent_core.prototype.expressions")
     return tuple(expressions.Expression(expression).names)
 
 

@@ -163,7 +163,10 @@ class TransferPlanner:
         if None not in valid and place is not None:  # from device to device: through the host
             self._bring(buffer, None, needed_by)
         source: Device | None = None if None in valid else next(iter(valid))
-        self._flush()
+        # what comes from host memory was not made by calls on the device, so it can be there before they begin: a
+        # segment that is not cut is one in which everything can fuse
+        if place is None or self._pending_device != place:
+            self._flush()
         target = self._copies.get((buffer, place))
         if target is None:
             target = len(self._buffers)

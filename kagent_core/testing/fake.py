@@ -10,6 +10,7 @@ registers it::
 from __future__ import annotations
 
 import functools
+import inspect
 import queue
 import random
 import threading
@@ -28,10 +29,12 @@ from kagent_core.device import (
     ArgumentPacker,
     LaunchConfigDeriver,
     LaunchError,
+    NamedArg,
     PointerArg,
     Runtime,
     ScalarArg,
 )
+from kagent_core.extract.launch_config import standard_launch_config
 from kagent_core.extract.pack_prototype import PrototypePacker
 from kagent_core.hooks import hookimpl
 from kagent_core.registry import KernelRegistry
@@ -70,13 +73,30 @@ class AccessError(RuntimeError):
     """A kernel touched memory that its task does not declare, or that is freed."""
 
 
+@dataclass(frozen=True)
+class FakeKernel:
+    """A kernel as the fake device launches it.
+
+    Attributes
+    ----------
+    descriptor
+        The kernel.
+    takes_config
+        Whether its function has a keyword-only parameter ``config``, and so is called with the launch config.
+    """
+
+    descriptor: KernelDescriptor
+    takes_config: bool
+
+
 @dataclass(eq=False)
 class _Launch:
-    """One launch: what it runs, and the bytes that its task declares."""
+    """One launch: what it runs and how, and the bytes that its task declares."""
 
     number: int
     kernel: KernelDescriptor
     args: tuple[Any, ...]
+    keywords: dict[str, Any]
     pointers: list[PointerArg]
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -91,6 +111,9 @@ class FakeRuntime(Runtime):
     - memory that nobody wrote reads as `POISON`, results that a kernel does not fill stay poisoned;
     - a kernel that begins before an earlier launch on the same bytes has finished is a `HazardError`;
     - a scalar is read when the kernel runs, not when it is launched.
+
+    A kernel with a keyword-only parameter ``config`` is given the `LaunchConfig`, and is to do what the threads of that
+    grid would do: what too small a grid leaves out stays poisoned.
 
     Parameters
     ----------
@@ -169,20 +192,22 @@ class FakeRuntime(Runtime):
 
     # -- kernels
 
-    def load(self, kernel: KernelDescriptor) -> KernelDescriptor:
-        """Return the kernel as it is."""
+    def load(self, kernel: KernelDescriptor) -> FakeKernel:
+        """Return the kernel, and whether it asks for its launch config."""
         self._count("load")
-        return kernel
+        return FakeKernel(kernel, _takes_config(kernel.function))
 
-    def launch(self, kernel: KernelDescriptor, config: LaunchConfig, args: Sequence[Any]) -> None:
+    def launch(self, kernel: FakeKernel, config: LaunchConfig, args: Sequence[Any]) -> None:
         """Start a kernel on the first stream."""
         self.launch_on(0, kernel, config, args)
 
-    def launch_on(self, stream: int, kernel: KernelDescriptor, config: LaunchConfig, args: Sequence[Any]) -> None:
+    def launch_on(self, stream: int, kernel: FakeKernel, config: LaunchConfig, args: Sequence[Any]) -> None:
         """Start a kernel on a stream."""
         self._count("launch")
-        self.launches.append(kernel.name)
-        launch = _Launch(self._since_synchronize, kernel, tuple(args), list(_pointers(args)))
+        self.launches.append(kernel.descriptor.name)
+        keywords = {"config": config} if kernel.takes_config else {}
+        pointers = list(_pointers(args))
+        launch = _Launch(self._since_synchronize, kernel.descriptor, tuple(args), keywords, pointers)
         self._since_synchronize += 1
         with self._lock:
             self._pending.append(launch)
@@ -272,6 +297,14 @@ def _wait_for(event: threading.Event) -> None:
     event.wait()
 
 
+def _takes_config(function: Callable[..., Any] | None) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters if function is not None else {}
+    except (TypeError, ValueError):  # not written in Python
+        return False
+    return "config" in parameters and parameters["config"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
 def _pointers(args: Iterable[Any]) -> Iterator[PointerArg]:
     for arg in args:
         if isinstance(arg, PointerArg):
@@ -309,7 +342,9 @@ def _run_kernel(launch: _Launch) -> None:
         return tensor
 
     assert launch.kernel.function is not None
-    launch.kernel.function(*[stage(arg) for arg in launch.args])
+    by_place = [stage(arg) for arg in launch.args if not isinstance(arg, NamedArg)]
+    by_name = {arg.name: stage(arg.value) for arg in launch.args if isinstance(arg, NamedArg)}
+    launch.kernel.function(*by_place, **by_name, **launch.keywords)
     for arg, before, tensor in staged:
         start, nbytes = arg.byte_offset, arg.nbytes
         if nbytes == 0:
@@ -343,15 +378,11 @@ def _check(buffer: FakeBuffer, byte_offset: int, nbytes: int) -> None:
 
 
 class FakeDeriver(LaunchConfigDeriver):
-    """One thread per element of the first result, in blocks of up to 256."""
+    """What operators suggest: tiles for products, a block per row for reductions, else a thread per element."""
 
     def derive(self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo) -> LaunchConfig | None:
         """Return None for an empty problem."""
-        elements = max((spec.numel for spec in calls[-1].outputs), default=1)
-        if elements == 0:
-            return None
-        block = min(256, elements)
-        return LaunchConfig(grid=(-(-elements // block), 1, 1), block=(block, 1, 1))
+        return standard_launch_config(calls, info)
 
 
 class FakeDevice:
@@ -419,8 +450,8 @@ def _relu(x: torch.Tensor, out: torch.Tensor) -> None:
     torch.clamp(x, min=0, out=out)
 
 
-def _add(x: torch.Tensor, y: Any, out: torch.Tensor) -> None:
-    torch.add(x, y, out=out)
+def _add(x: torch.Tensor, y: Any, out: torch.Tensor, *, alpha: Any = 1) -> None:
+    torch.add(x, y, alpha=alpha, out=out)
 
 
 def _mul(x: torch.Tensor, y: Any, out: torch.Tensor) -> None:
@@ -431,8 +462,10 @@ def _mm(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     torch.mm(x, y, out=out)
 
 
-def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
-    torch.addmm(bias, x, y, out=out)
+def _addmm(
+    bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> None:
+    torch.addmm(bias, x, y, beta=beta, alpha=alpha, out=out)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

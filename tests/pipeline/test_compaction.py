@@ -149,4 +149,5 @@ def test_any_strides(order, shape, steps):
     with kagent_core.use_plugin(FakeDevice(kernels=(*CONTIGUOUS_ONLY, *COPIES))):
         got = kagent_core.run_op("aten::exp", *copy_arguments([x]), device="fake:0")
     torch.testing.assert_close(got, 2 * x)
-    assert got.stride() == torch.exp(x).stride()
+    for size, mine, theirs in zip(x.shape, got.stride(), torch.exp(x).stride(), strict=True):
+        assert size == 1 or mine == theirs  # meta kernels do not tell the strides of dimensions of size 1

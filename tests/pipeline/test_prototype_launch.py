@@ -9,7 +9,7 @@ import torch
 
 import kagent_core
 from kagent_core.errors import PackingError
-from kagent_core.extract.prototype import parse_prototype
+from kagent_core.prototype import parse_prototype
 from kagent_core.specs import KernelDescriptor
 from kagent_core.testing.fake import FakeDevice, FakeRuntime
 

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 import kagent_core
 from kagent_core.capture.lazy_bits import with_bits
-from kagent_core.errors import CaptureError
+from kagent_core.errors import CaptureError, KernelExecutionError
+from kagent_core.specs import KernelDescriptor
 
 from .compare import check_against_eager
 
@@ -228,3 +229,38 @@ def test_lazy_bits_are_written_out_right():
         got = with_bits(lazy, False, neg)
         assert got.is_neg() == neg
         torch.testing.assert_close(got, lazy)
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.neg, lambda x: x + 1, lambda x: x.softmax(0), lambda x: x * x.sum()])
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_strides_of_dimensions_of_size_one(function, order):
+    check_against_eager(function, torch.randn(2, 2, 2)[::2].permute(order))
+
+
+class HandsBackItsInput:
+    """A user's kernel that forgets to copy."""
+
+    @kagent_core.hookimpl(wrapper=True)
+    def kagent_lookup_kernels(self, ctx):
+        kernels = yield
+        careless = KernelDescriptor("aten::relu", "careless", function=lambda x: x, allocates=True)
+        return [careless if kernel.signature == "aten::relu" else kernel for kernel in kernels]
+
+
+def test_a_users_kernel_that_hands_back_its_input():
+    with kagent_core.use_plugin(HandsBackItsInput()):
+        x = torch.ones(3)
+        y = kagent_core.run_op("aten::relu", x, device="cpu")
+        x.zero_()
+    assert torch.equal(y, torch.ones(3))
+
+
+def test_a_users_kernel_that_returns_another_dtype_is_refused():
+    class Wrong:
+        @kagent_core.hookimpl(wrapper=True)
+        def kagent_lookup_kernels(self, ctx):
+            yield
+            return [KernelDescriptor("aten::relu", "wrong", function=lambda x: x.double(), allocates=True)]
+
+    with kagent_core.use_plugin(Wrong()), pytest.raises(KernelExecutionError, match="returned torch.float64"):
+        kagent_core.run_op("aten::relu", torch.ones(3), device="cpu")

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.abi import Abi
-from kagent_core.extract.c_types import Kind, describe
+from kagent_core.prototype.abi import Abi
+from kagent_core.prototype.c_types import Kind, describe
 
 from .builders import tensor
 

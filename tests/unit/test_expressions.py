@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.expressions import Expression
+from kagent_core.prototype.expressions import Expression
 
 from .builders import tensor
 

@@ -17,11 +17,11 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.abi import Abi
+from kagent_core.prototype.abi import Abi
 from kagent_core.extract.pack_prototype import PrototypePacker, check_sizes, has_prototype
 from kagent_core.extract.packing import CallPacker
 from kagent_core.extract.parameter_buffer import collect_parameters
-from kagent_core.extract.prototype import parse_prototype
+from kagent_core.prototype import parse_prototype
 from kagent_core.specs import Access, DType, KernelDescriptor, PackedArg, Parameter
 
 from .builders import call, task, tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.packing import CallPacker, fresh_results
+from kagent_core.extract.packing import CallPacker
 from kagent_core.specs import Access, KernelDescriptor, PackedArg, Parameter
 
 from .builders import call, tensor
@@ -111,7 +111,7 @@ def test_a_kernel_that_allocates_gets_no_results():
 def test_fresh_results_leave_out_what_is_missing_or_aliases_an_argument():
     view = tensor(X.buffer, 6)
     one = call(0, "aten::max.dim", {"self": X, "dim": 1}, [OUT, None, view])
-    assert fresh_results(one) == [OUT]
+    assert one.fresh_results == (OUT,)
 
 
 def test_no_arguments_at_all():

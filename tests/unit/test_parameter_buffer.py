@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kagent_core.errors import PackingError
-from kagent_core.extract.abi import Abi
+from kagent_core.prototype.abi import Abi
 from kagent_core.extract.parameter_buffer import ParameterBuffer, collect_parameters
 from kagent_core.specs import Access, KernelDescriptor, PackedArg
 

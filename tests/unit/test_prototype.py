@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kagent_core.capture.schemas import resolve_overload
 from kagent_core.errors import PackingError, SignatureError
 from kagent_core.extract.binding import bind_prototype
-from kagent_core.extract.prototype import parse_prototype, prototype_refusal
+from kagent_core.prototype import parse_prototype, prototype_refusal
 from kagent_core.specs import Access, KernelDescriptor, Parameter
 
 from .builders import call, tensor

@@ -454,7 +454,7 @@ def test_a_prototype_tells_how_a_group_hangs_together(outside, fits):
 
 
 def test_a_fused_kernel_that_wants_what_the_group_makes_is_not_taken():
-    parameters = tuple(Parameter(name, "const float*") for name in ("self", "other", "self1", "out"))
+    parameters = tuple(Parameter(name, "const float*") for name in ("self", "other", "out"))
     registry = registry_of(fused("sub", ("aten::relu", "aten::sub.Tensor"), parameters=parameters))
     assert registry.find_fused(relu_then("aten::sub.Tensor", "self")).name == "sub"
     calls = relu_then("aten::sub.Tensor", "self")

@@ -79,12 +79,12 @@ def test_each_problem_is_a_warning(caplog):
             "'aten::reluu'; did you mean 'aten::relu'?"
         ),
         (
-            "'toy': kernel 'two' for aten::mm (there) cannot be used: it takes the dtype 'float23', which torch does not "
-            "have; did you mean 'float32'?"
+            "'toy': kernel 'two' for aten::mm (there) cannot be used: it takes the dtype 'float23', which torch does "
+            "not have; did you mean 'float32'?"
         ),
         (
-            f"'toy': kernel 'three' for zzzz::qqqqqq.q (elsewhere) cannot be used: the installed torch ({TORCH}) has no "
-            "operator 'zzzz::qqqqqq'"
+            f"'toy': kernel 'three' for zzzz::qqqqqq.q (elsewhere) cannot be used: the installed torch ({TORCH}) has "
+            "no operator 'zzzz::qqqqqq'"
         ),
     ]
     assert [k.name for k in registry.kernels()] == ["good"]

@@ -34,9 +34,7 @@ class FusionChecker:
         self._config = config
         self._rules = frozenset(FUSION_RULES if config.fusion_rules is None else config.fusion_rules)
 
-    def analyze(
-        self, calls: Sequence[OpCall], opened: OpenDevice, kept: Collection[int] | None = None
-    ) -> FusionPlan:
+    def analyze(self, calls: Sequence[OpCall], opened: OpenDevice, kept: Collection[int] | None = None) -> FusionPlan:
         """Return the groups, in an order in which they can run, and a decision for every neighbouring pair.
 
         Parameters
@@ -180,9 +178,7 @@ class _Outcome:
     def _no_kernel(self, pair: PairKey) -> str:
         first, then = (self.flow.calls[p] for p in pair)
         device = self.opened.device
+        told = f"no kernel of {device} fuses {first.signature} with {then.signature}"
         if self.registered is not None and self.registered.fuses(first, then):
-            return f"no kernel of {device} fuses {first.signature} with {then.signature} and just what is around the two"
-        return (
-            f"no kernel of {device} fuses {first.signature} with {then.signature}, and {device} has no code generator "
-            "to make one"
-        )
+            return f"{told} and just what is around the two"
+        return f"{told}, and {device} has no code generator to make one"

@@ -9,7 +9,7 @@ from kagent_core.device import CodeGenerator
 from kagent_core.extract.fusion.flow import DataFlow
 from kagent_core.extract.fusion.groups import Groups
 from kagent_core.extract.fusion.operator_class import Loops, loops_of
-from kagent_core.extract.fusion.resources import estimate
+from kagent_core.extract.fusion.resources import MOST_OPERATORS, estimate
 from kagent_core.extract.fusion.rules import Verdict
 from kagent_core.specs import DeviceInfo, OpCall
 
@@ -72,6 +72,9 @@ class GeneratedKernels:
 
     def _refusal(self, members: tuple[int, ...], groups: Groups) -> str | None:
         """Return why some calls cannot be one kernel, or None."""
+        limited = "resources" in self._rules
+        if limited and len(members) > MOST_OPERATORS:
+            return f"resources: one kernel would compute {len(members)} operators, more than {MOST_OPERATORS}"
         calls = [self._flow.calls[p] for p in members]
         for pair in self._inside(members):
             if not self._verdicts[pair].allowed:
@@ -81,7 +84,7 @@ class GeneratedKernels:
         if reason is None:
             way_out = groups.way_back(members)
             reason = None if way_out is None else f"{self._flow.calls[way_out].name} comes between them"
-        if reason is None and "resources" in self._rules:
+        if reason is None and limited:
             beyond = estimate(calls, inner, self._info).beyond(self._info)
             reason = beyond and f"resources: {beyond}"
         if reason is None:
@@ -121,7 +124,7 @@ def _disagreement(calls: Sequence[OpCall], inner: Collection[int]) -> str | None
         if not _fits(loops[call.name], nest):
             return f"{call.name} loops over {loops[call.name]}, which is no part of the loop over {nest}"
         outside = any(spec.buffer not in inner for spec in call.fresh_results)
-        if outside and not call.fresh_results[0].numel in (math.prod(nest.full), math.prod(nest.kept)):
+        if outside and call.fresh_results[0].numel not in (math.prod(nest.full), math.prod(nest.kept)):
             return f"{call.name}, whose result is read outside, would be computed again for each element of {nest}"
     return None
 

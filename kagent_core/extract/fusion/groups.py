@@ -38,7 +38,7 @@ class Groups:
         return tuple(sorted({member for position in positions for member in self.of(position)}))
 
     def way_back(self, positions: Collection[int]) -> int | None:
-        """Return a call by which a way leads out of the group that these calls would make and back in; None if none does.
+        """Return a call by which a way leads out of the group that some calls would make and back in, or None.
 
         Only groups that begin before the last of these calls can be on such a way, so a look-around is all it takes.
         """

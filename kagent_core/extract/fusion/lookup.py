@@ -8,6 +8,7 @@ from dataclasses import replace
 from kagent_core.device import OpenDevice
 from kagent_core.errors import KernelNotFoundError
 from kagent_core.extract.fused_call import fused_call
+from kagent_core.extract.fusion.registered import misfit
 from kagent_core.specs import FusionDecision, FusionGroup, FusionPlan, KernelDescriptor, OpCall
 
 
@@ -48,8 +49,10 @@ def look_up_kernels(
 
 def _fused_kernel(group: FusionGroup, calls: Sequence[OpCall], opened: OpenDevice) -> KernelDescriptor | None:
     registered = opened.registry.find_fused(calls)
-    if registered is not None or opened.printer is None or opened.printer.can_generate(calls) is not None:
+    if registered is not None and misfit(registered, calls, group.inner) is None:
         return registered
+    if opened.printer is None or opened.printer.can_generate(calls) is not None:
+        return None
     return opened.printer.generate(calls, fused_call(calls, group.inner))
 
 

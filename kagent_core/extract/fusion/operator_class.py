@@ -26,7 +26,7 @@ REDUCTIONS = frozenset(
         *("aten::any", "aten::any.dim", "aten::any.dims", "aten::all", "aten::all.dim", "aten::all.dims"),
     }
 )
-"""Operators that reduce `self` along the dimensions of their argument `dim`; along all of them where it is not given."""
+"""Operators that reduce `self` along the dimensions of their argument `dim`; without one, along all of them."""
 
 _POINTWISE_TAG = "pointwise"
 

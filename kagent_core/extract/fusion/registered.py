@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kagent_core.device import OpenDevice
@@ -13,7 +13,7 @@ from kagent_core.extract.fusion.groups import Groups
 from kagent_core.extract.fusion.rules import Verdict
 from kagent_core.extract.fusion.traffic import made_nbytes, read_nbytes
 from kagent_core.registry.acceptance import group_refusal
-from kagent_core.specs import Access, KernelDescriptor, OpCall, TensorSpec
+from kagent_core.specs import Access, KernelDescriptor, OpCall, TensorSpec, flatten_tensors
 
 PairKey = tuple[int, int]
 
@@ -127,7 +127,7 @@ class RegisteredKernels:
         return None
 
     def _candidates(self, sink: int, fuses: tuple[str, ...], shared: int | None) -> Iterator[tuple[int, ...]]:
-        """Yield the groups with these operators in this order, of which nothing but `sink` (and `shared`) is read outside."""
+        """Yield the groups of these operators in this order of which only `sink` (and `shared`) is read outside."""
         wanted = Counter(fuses)
         wanted[fuses[-1]] -= 1
         seen: set[frozenset[int]] = set()
@@ -139,7 +139,8 @@ class RegisteredKernels:
             seen.add(members)
             if len(members) == len(fuses):
                 ordered = tuple(sorted(members))
-                if tuple(self._flow.calls[p].signature for p in ordered) == fuses and (shared is None or shared in members):
+                in_order = tuple(self._flow.calls[p].signature for p in ordered) == fuses
+                if in_order and (shared is None or shared in members):
                     yield ordered
                 continue
             for producer, consumer in self._ways_in(members, shared):
@@ -187,14 +188,9 @@ class RegisteredKernels:
         return None
 
     def _disagreement(self, members: tuple[int, ...]) -> str | None:
-        """Return why two of the calls may not be in one registered kernel."""
-        for pair in self._inside(members):
-            verdict = self._verdicts[pair]
-            if not verdict.allowed:
-                return verdict.reason
-            if verdict.through_view:
-                return f"{verdict.reason}, of which only a generated kernel would know"
-        return None
+        """Return why two of the calls may not be in one kernel."""
+        refused = (self._verdicts[pair] for pair in self._inside(members) if not self._verdicts[pair].allowed)
+        return next((verdict.reason for verdict in refused), None)
 
     def _refusals(self, calls: list[OpCall]) -> str:
         fuses = tuple(call.signature for call in calls)
@@ -204,18 +200,15 @@ class RegisteredKernels:
 
     def _misfit(self, kernel: KernelDescriptor, calls: list[OpCall]) -> str | None:
         """Return why a kernel that takes the tensors still does not fit, or None."""
-        if not _names_inputs(kernel) and not _is_chain(calls):
-            return (
-                f"kernel '{kernel.name}' declares no parameters, and so takes each result as the first argument of the "
-                "next operator, and nowhere else"
-            )
-        if "resources" in self._rules:
+        inner = {spec.buffer for call in calls[:-1] for spec in call.fresh_results}
+        reason = misfit(kernel, calls, inner)
+        if reason is None and "resources" in self._rules:
             # a kernel written by hand has the registers and the shared memory that it has; its arguments are ours
-            needed = len(fused_call(calls, inner=_made_inside(calls)).arguments) + 1
+            needed = len(fused_call(calls, inner).arguments) + 1
             limit = self._opened.info.max_parameters
             if needed > limit:
-                return f"one kernel would need {needed} parameters, {self._opened.device} has {limit}"
-        return None
+                return f"resources: one kernel would need {needed} parameters, {self._opened.device} has {limit}"
+        return reason
 
     def _inside(self, members: Collection[int]) -> Iterator[PairKey]:
         for consumer in members:
@@ -297,30 +290,51 @@ class RegisteredKernels:
                     self.notes[producer, consumer] = reason
 
 
+def misfit(kernel: KernelDescriptor, calls: Sequence[OpCall], inner: Collection[int]) -> str | None:
+    """Return why a registered kernel, whose dtypes and layouts fit, does not compute what a group does, or None.
+
+    Parameters
+    ----------
+    kernel
+        Registered for the operators of the group.
+    calls
+        The group.
+    inner
+        Buffers of results that stay inside it.
+    """
+    made: dict[int, TensorSpec] = {}
+    for call in calls:
+        view = next((spec for spec in call.inputs if made.get(spec.buffer, spec) != spec), None)
+        if view is not None:
+            return (
+                f"{call.name} reads {made[view.buffer]} as a view, {view} with strides {view.strides}, of which kernel "
+                f"'{kernel.name}' knows nothing"
+            )
+        made.update((spec.buffer, spec) for spec in call.fresh_results)
+    for call in calls[:-1]:
+        if any(spec.buffer not in inner for spec in call.fresh_results):
+            return f"kernel '{kernel.name}' would not write the result of {call.name}"
+    if not _names_inputs(kernel) and not _is_chain(calls):
+        return (
+            f"kernel '{kernel.name}' declares no parameters, and so takes each result as the first argument of the "
+            "next operator, and nowhere else"
+        )
+    return None
+
+
 def _names_inputs(kernel: KernelDescriptor) -> bool:
     """Whether a kernel's prototype says which tensors come from outside, so that the registry has checked it."""
     return any(parameter.access is not Access.OUT for parameter in kernel.parameters)
 
 
-def _is_chain(calls: list[OpCall]) -> bool:
+def _is_chain(calls: Sequence[OpCall]) -> bool:
     """Whether each result is the first argument of the next call, and goes nowhere else."""
     made: set[int] = set()
-    previous: TensorSpec | None = None
-    for call in calls:
-        values = list(call.arguments.values())
-        if previous is not None and values[:1] != [previous]:
+    for number, call in enumerate(calls):
+        first, *rest = call.arguments.values()
+        if number and [first] != list(calls[number - 1].fresh_results):
             return False
-        inside = [spec for value in values[previous is not None :] for spec in _tensors(value) if spec.buffer in made]
-        if inside:
+        if any(spec.buffer in made for value in rest for spec in flatten_tensors(value)):
             return False
-        previous = call.fresh_results[0]
-        made.add(previous.buffer)
+        made.update(spec.buffer for spec in call.fresh_results)
     return True
-
-
-def _tensors(value: object) -> list[TensorSpec]:
-    return [value] if isinstance(value, TensorSpec) else [s for v in value for s in _tensors(v)] if isinstance(value, tuple) else []
-
-
-def _made_inside(calls: list[OpCall]) -> set[int]:
-    return {spec.buffer for call in calls[:-1] for spec in call.fresh_results}

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from kagent_core.extract.fusion.operator_class import OperatorClass, class_of
 from kagent_core.specs import DeviceInfo, OpCall, TensorSpec
 
+MOST_OPERATORS = 64
+"""That one kernel computes: beyond, compiling it takes longer than it saves."""
+
 POINTER_REGISTERS = 2
 """32-bit registers that hold an address, or a 64-bit scalar."""
 

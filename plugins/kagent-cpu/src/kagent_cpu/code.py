@@ -102,9 +102,13 @@ class SegmentWriter:
         variant = kernel.call if isinstance(kernel, AtenKernel) else kernel
         call = f"{self._constant(variant, task)}({self._arguments(given)})"
         self._emit(f"{self._targets(task, results, call)}  {self._comment(task)}")
+        given_tensors = ""
+        if not isinstance(kernel, AtenKernel):  # a user's kernel may hand back what it was given
+            tensors = [self._tensor(spec) for arg in given for spec in flatten_tensors(arg.value)]
+            given_tensors = f", [{', '.join(tensors)}]"
         for spec in self._firsts(results):
             name, base = self._bases[spec.buffer]
-            self._emit(f"{name} = conform({name}, {self._constant(_geometry(base))})")
+            self._emit(f"{name} = conform({name}, {self._constant(_geometry(base))}{given_tensors})")
 
     def _writes_into_arena(self, task: KernelTask, results: list[TensorSpec]) -> bool:
         """Whether every result of a task has its place in the arena, and its kernel writes there."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kagent_core.device import LaunchConfigDeriver
+from kagent_core.extract.launch_config import elementwise
 from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, OpCall
 
 GRAIN = 32768
@@ -32,5 +33,6 @@ class ChunkDeriver(LaunchConfigDeriver):
         specs = [spec for call in calls for spec in (*call.inputs, *call.outputs)]
         elements = max((spec.numel for spec in specs), default=0)
         threads = self._threads or torch.get_num_threads()
-        chunks = max(1, min(threads, -(-elements // GRAIN)))
-        return LaunchConfig(grid=(chunks, 1, 1))
+        config = elementwise(max(elements, 1), info, threads=1, elements_per_thread=GRAIN, max_blocks=threads)
+        assert config is not None, "there is at least one element"
+        return config

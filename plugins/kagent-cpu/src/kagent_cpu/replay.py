@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import time
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
@@ -140,11 +141,14 @@ class CpuSegment(SealedSegment):
         exec(code, self._globals, namespace)
         return namespace[name]
 
-    def _conform(self, result: torch.Tensor | None, geometry: tuple[Any, Any, TensorSpec]) -> torch.Tensor:
+    def _conform(
+        self, result: torch.Tensor | None, geometry: tuple[Any, Any, TensorSpec], given: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
         """Return a kernel's result laid out as the program expects, on memory that nobody else writes.
 
-        Capture's strides come from meta kernels; where ATen's own kernel lays its result out otherwise, or hands
-        back one of its inputs, the result is copied.
+        Capture's strides come from meta kernels. Where a kernel lays its result out otherwise, or hands back memory of
+        the arena or of one of the tensors that it was `given`, the result is copied. Strides of dimensions of size 1 lay
+        nothing out: there the kernel's own stay, which are eager's.
         """
         shape, strides, spec = geometry
         if result is None:  # ATen's undefined tensor, as for a workspace that this call does not need
@@ -152,15 +156,15 @@ class CpuSegment(SealedSegment):
                 raise RuntimeError(f"the kernel returned no tensor, capture expected {spec}")
             return empty_like_spec(spec, 0)
         address = result.data_ptr()
-        if (
-            result.shape == shape
-            and result.stride() == strides
-            and result.storage_offset() == spec.storage_offset
-            and not self._bounds[0] <= address < self._bounds[1]
-        ):
-            return result
         if result.shape != shape or result.dtype is not torch_dtype(spec.dtype):
             raise RuntimeError(f"the kernel returned {result.dtype} {tuple(result.shape)}, capture expected {spec}")
+        if (
+            (result.stride() == strides or _same_layout(shape, strides, result.stride()))
+            and result.storage_offset() == spec.storage_offset
+            and not self._bounds[0] <= address < self._bounds[1]
+            and not any(_share_storage(result, tensor) for tensor in given)
+        ):
+            return result
         laid_out = empty_like_spec(spec, 0)
         _copy(laid_out, result)
         return laid_out
@@ -175,6 +179,14 @@ class CpuSegment(SealedSegment):
                     return self._segment.tasks[position]
             traceback = traceback.tb_next
         return None
+
+
+def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _same_layout(shape: tuple[int, ...], strides: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return 0 in shape or all(a == b or size == 1 for size, a, b in zip(shape, strides, others, strict=True))
 
 
 def _home(arena: torch.Tensor, segment: Segment, buffer: int) -> torch.Tensor:

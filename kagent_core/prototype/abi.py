@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kagent_core.errors import PackingError, nearest
-from kagent_core.extract.c_types import CType, Kind
+from kagent_core.prototype.c_types import CType, Kind
 
 
 def _integer(name: str, nbytes: int, signed: bool, *extra: str) -> CType:

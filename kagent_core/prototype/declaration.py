@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kagent_core.errors import PackingError, choices, nearest
-from kagent_core.extract.abi import Abi
-from kagent_core.extract.c_types import describe
-from kagent_core.extract.expressions import Expression
+from kagent_core.prototype.abi import Abi
+from kagent_core.prototype.c_types import describe
+from kagent_core.prototype.expressions import Expression
 from kagent_core.specs import Access, KernelDescriptor, OpCall, Parameter, TensorSpec
 
 _COMMENT = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\\n])*\1|//[^\n]*|/\*.*?\*/""", re.DOTALL)
