@@ -24,6 +24,6 @@ def overhead(
     ] = None,
 ) -> None:
     """Measure extraction per operator and replay per task, with no computation to speak of."""
-    from kagent_core.bench import overhead as benchmark
+    import kagent_core.bench.overhead as benchmark
 
     benchmark.run(make_console(), json_path)
