@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from kagent_core import hookspecs
 from kagent_core.hooks import Hooks
+
+if TYPE_CHECKING:
+    from kagent_core.testing.fake import FakeDevice, FakeRuntime
+
+__all__ = ["FakeDevice", "FakeRuntime", "call_hook"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("FakeDevice", "FakeRuntime"):  # they need torch, which calling hooks does not
+        return getattr(importlib.import_module("kagent_core.testing.fake"), name)
+    raise AttributeError(f"module 'kagent_core.testing' has no attribute '{name}'")
 
 
 def call_hook(plugin: object, hook: str, **arguments: Any) -> Any:

@@ -16,7 +16,6 @@ from kagent_core.errors import KernelNotFoundError, PackingError
 from kagent_core.layout import ANY_STRIDES
 from kagent_core.registry import KernelRegistry
 from kagent_core.specs import KernelDescriptor, LaunchConfig
-from kagent_core.testing import fake as fake_module
 from kagent_core.testing.fake import POISON, FakeDevice, FakeRuntime
 from kagent_core.testing.tiled import tiled_addmm, tiled_addmm_kernel
 
@@ -227,7 +226,7 @@ def test_a_kernel_that_asks_for_its_config_is_looked_at_when_it_is_loaded(monkey
     with kagent_core.use_plugin(Bare(kernels=[watched.descriptor])):
         compiled = kagent_core.compile(torch.addmm, device="fake:0")
         arguments = integers(5), integers(33, 7), integers(7, 5)
-        monkeypatch.setattr(fake_module.inspect, "signature", signature)
+        monkeypatch.setattr(inspect, "signature", signature)
         for _ in range(3):
             exact(compiled(*arguments), torch.addmm(*arguments))
     assert len(watched.configs) == 3
