@@ -1,0 +1,252 @@
+"""Kernels and tasks: what runs, with what, and how it is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kagent_core.layout import ANY_STRIDES, Layout
+from kagent_core.specs.devices import Device
+from kagent_core.specs.program import OpCall
+from kagent_core.specs.tensors import MemRange, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """How a kernel is launched.
+
+    Attributes
+    ----------
+    grid
+        Blocks (work-groups) in x, y and z.
+    block
+        Threads (work-items) of a block in x, y and z.
+    shared_nbytes
+        Dynamic shared (local) memory per block, in bytes.
+    """
+
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_nbytes: int = 0
+
+    @property
+    def threads_per_block(self) -> int:
+        """Product of `block`."""
+        return math.prod(self.block)
+
+    def __str__(self) -> str:
+        shared = f" + {self.shared_nbytes} B shared" if self.shared_nbytes else ""
+        return f"grid {self.grid} x block {self.block}{shared}"
+
+
+class Access(Enum):
+    """What a kernel does with a tensor parameter."""
+
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel's prototype.
+
+    Attributes
+    ----------
+    name
+        The ATen argument that it carries (``self``, ``alpha``), ``out`` (``out1``, ...) for a result, or a
+        derived value.
+    type
+        Its C type: ``const float*``, ``int64_t``, ``double``, ``int64_t[8]`` for a struct of one such array.
+        ``void`` says that the kernel does without the argument.
+    access
+        For pointers, what the kernel does with the tensor. None leaves it to the type: a pointer to const is
+        read; another one is written, and read too where it carries an argument.
+    derived
+        Expression over arguments and results that gives the value, such as ``self.shape[1]``.
+    optional
+        Whether a pointer may be null, for a tensor that was not given.
+    """
+
+    name: str
+    type: str
+    access: Access | None = None
+    derived: str | None = None
+    optional: bool = False
+
+
+DEFAULT_SIGNATURE = "default"
+"""Signature of a kernel that takes any operator for which a device has nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDescriptor:
+    """What a kernel registry holds.
+
+    Attributes
+    ----------
+    signature
+        The exact overload that the kernel computes; `DEFAULT_SIGNATURE` for one that takes any operator for which
+        there is nothing else. May be left empty where `fuses` says what the kernel computes.
+    name
+        Name of the kernel, unique among those with the same signature on a device.
+    function
+        A callable kernel, for devices whose kernels are called rather than compiled.
+    source
+        Source text in the device's kernel language.
+    parameters
+        The prototype, in order. Empty for a callable that takes the operator's own arguments.
+    dtypes
+        Names of the dtypes that its tensors may have; None accepts all.
+    layout
+        What memory layouts it takes, for every tensor that `layouts` does not name.
+    layouts
+        Layouts of single tensors, by ATen argument name; results are ``out``, or ``out0``, ``out1``, ... when there
+        are several. Can be given as a mapping.
+    lazy_bits
+        Whether it reads tensors with PyTorch's lazy conjugation and negation bits right.
+    allocates
+        True when the kernel allocates its results itself and returns them, as a library's functional call
+        does.
+    priority
+        The highest one that accepts the call wins.
+    origin
+        Who registered it and where, for error messages; the registry fills in file and line when it is empty.
+    fuses
+        For a fused kernel, the signatures of the operators that it computes, in order.
+    """
+
+    signature: str
+    name: str
+    function: Callable[..., Any] | None = field(default=None, compare=False)
+    source: str | None = None
+    parameters: tuple[Parameter, ...] = ()
+    dtypes: frozenset[str] | None = None
+    layout: Layout = ANY_STRIDES
+    layouts: tuple[tuple[str, Layout], ...] | Mapping[str, Layout] = ()
+    lazy_bits: bool = False
+    allocates: bool = False
+    priority: int = 0
+    origin: str = ""
+    fuses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # frozen, and so hashable, whatever collections were given
+        if self.dtypes is not None:
+            object.__setattr__(self, "dtypes", frozenset(self.dtypes))
+        pairs = self.layouts.items() if isinstance(self.layouts, Mapping) else self.layouts
+        object.__setattr__(self, "layouts", tuple(pairs))
+        object.__setattr__(self, "fuses", tuple(self.fuses))
+        if self.fuses and not self.signature:
+            object.__setattr__(self, "signature", "+".join(self.fuses))
+
+    def layout_of(self, tensor: str) -> Layout:
+        """Return the layout that one tensor must have, given the name of its argument or result.
+
+        Examples
+        --------
+        >>> from kagent_core.layout import CONTIGUOUS
+        >>> kernel = KernelDescriptor("aten::mm", "mm", layouts={"mat2": CONTIGUOUS})
+        >>> print(kernel.layout_of("mat2"), "and", kernel.layout_of("self"))
+        contiguous tensors and tensors of any strides
+        """
+        return dict(self.layouts).get(tensor, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArg:
+    """One packed argument: a tensor's place in memory, or a value.
+
+    Attributes
+    ----------
+    name
+        The kernel parameter that it fills.
+    value
+        A `TensorSpec`, a scalar, or a tuple of either.
+    access
+        What the kernel does with the tensors in `value`; None when there are none.
+    keyword
+        Whether a callable kernel takes it by name.
+    type
+        C type of the parameter, where the kernel declares its parameters; `value` is then as the kernel sees it.
+    data
+        The value's bytes in that type; None for a tensor.
+    """
+
+    name: str
+    value: Any
+    access: Access | None = None
+    keyword: bool = False
+    type: str | None = None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTask:
+    """A self-contained unit of execution: everything that the executor needs to launch one kernel.
+
+    Attributes
+    ----------
+    id
+        Number of the task in its plan.
+    kernel
+        What to run.
+    args
+        Packed arguments, in the kernel's order.
+    reads, writes
+        Bytes that the task touches; a tensor written in place is in both.
+    config
+        Launch config; None when there is nothing to launch (a problem without elements).
+    device
+        Where it runs.
+    priority
+        Among tasks that are ready, the highest goes first.
+    depends_on
+        Ids of the tasks that must have finished before.
+    calls
+        The operators that the kernel computes.
+    """
+
+    id: int
+    kernel: KernelDescriptor
+    args: tuple[PackedArg, ...]
+    reads: tuple[MemRange, ...]
+    writes: tuple[MemRange, ...]
+    config: LaunchConfig | None
+    device: Device
+    priority: int
+    depends_on: tuple[int, ...]
+    calls: tuple[OpCall, ...]
+
+    @property
+    def name(self) -> str:
+        """Names of its operators, joined."""
+        return "+".join(call.name for call in self.calls)
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """Tensors in buffers of their own that it makes, in order, without what stays inside a fused kernel."""
+        written = {span.buffer for span in self.writes}
+        return tuple(spec for call in self.calls for spec in call.fresh_results if spec.buffer in written)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """What the executor reports about one task of a run that is observed.
+
+    Attributes
+    ----------
+    task
+        The task.
+    elapsed_ms
+        Time that it took, in milliseconds, on the device's own clock where it has one.
+    error
+        None, or what went wrong.
+    """
+
+    task: KernelTask
+    elapsed_ms: float
+    error: Exception | None = None
