@@ -18,13 +18,13 @@ from torch.fx import GraphModule
 from kagent_core.capture.aliasing import guard_aliases
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
 from kagent_core.capture.lazy_bits import lazy_bits_as_captured
-from kagent_core.stepwise import run_stepwise
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.kernels import KernelSet, active_kernels
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import Session, session_for
+from kagent_core.stepwise import run_stepwise
 
 log = get_logger("capture")
 
@@ -95,7 +95,12 @@ def _compile(
         keep_inference_input_mutations=True,
     )(graph_module, example_inputs)
     return guard_aliases(
-        graph_module, compiled, capture.written, example_inputs, capture.name, functools.partial(kagent, options=options)
+        graph_module,
+        compiled,
+        capture.written,
+        example_inputs,
+        capture.name,
+        functools.partial(kagent, options=options),
     )
 
 
@@ -154,7 +159,7 @@ class _Capture:
         def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
             self._note_written()
             run = self._compile(graph_module, f"{self.name}_{kind}")
-            # Dynamo's guards watch the lazy bits of forward inputs; nobody watches those of the gradients that come back
+            # Dynamo's guards watch the lazy bits of forward inputs; nobody watches those of gradients that come back
             return _boxed(lazy_bits_as_captured(graph_module, run) if kind == "backward" else run)
 
         return compile_graph

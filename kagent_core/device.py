@@ -82,7 +82,7 @@ class PointerArg:
 
 @dataclass(frozen=True, slots=True)
 class NamedArg:
-    """An argument that a callable kernel takes by name, as the operator itself does: ``alpha`` of ``aten::add.Tensor``."""
+    """An argument that a callable kernel takes by name, as the operator does: ``alpha`` of ``aten::add.Tensor``."""
 
     name: str
     value: Any
@@ -280,9 +280,7 @@ class ArgumentPacker(ABC):
             When a value does not fit the parameter that the kernel declares.
         """
 
-    def pack_group(
-        self, calls: Sequence[OpCall], group: OpCall, kernel: KernelDescriptor
-    ) -> tuple[PackedArg, ...]:
+    def pack_group(self, calls: Sequence[OpCall], group: OpCall, kernel: KernelDescriptor) -> tuple[PackedArg, ...]:
         """Return the packed arguments of a fused kernel, in the kernel's order.
 
         Optional: by default `group` is packed as any call is.

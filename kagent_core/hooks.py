@@ -107,9 +107,7 @@ class Hooks:
 
     def _reject_taken(self, plugin: object, name: str) -> None:
         if name in self.names():
-            raise PluginConflictError(
-                f"two plugins are named '{name}'", hint="register one of them under another name"
-            )
+            raise PluginConflictError(f"two plugins are named '{name}'", hint="register one of them under another name")
         other = self.name_of(plugin)
         if other is not None:
             raise PluginConflictError(f"plugin '{name}' is registered already, as '{other}'")

@@ -11,13 +11,13 @@ No hook is called while a plan is replayed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kagent_core.hooks import hookspec
 
 if TYPE_CHECKING:
     from kagent_core.config import Config
-    from kagent_core.device import ArgumentPacker, LaunchConfigDeriver, Runtime
+    from kagent_core.device import ArgumentPacker, CodeGenerator, LaunchConfigDeriver, Runtime
     from kagent_core.extract.context import ExtractionContext
     from kagent_core.registry import KernelRegistry
     from kagent_core.schedule.request import PlacementRequest
@@ -178,8 +178,8 @@ def kagent_runtime(info: DeviceInfo, config: Config) -> Runtime | None:
 
 
 @hookspec(firstresult=True)
-def kagent_code_printer(info: DeviceInfo, config: Config) -> Any:
-    """Return the code printer of a device of this plugin; None when it has none (optional).
+def kagent_code_printer(info: DeviceInfo, config: Config) -> CodeGenerator | None:
+    """Return the `CodeGenerator` of a device of this plugin; None when it has none (optional).
 
     Examples
     --------

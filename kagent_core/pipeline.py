@@ -151,4 +151,3 @@ def _key(args: Sequence[Any], anchored: frozenset[int]) -> tuple[Any, ...]:
         else (type(arg), arg)
         for index, arg in enumerate(args)
     )
-

@@ -108,9 +108,7 @@ class PluginManager:
         Never raises because of a plugin: one that cannot be used is listed as a device that is not available.
         """
         infos: list[DeviceInfo] = []
-        for device_type in sorted(
-            {entry.name for entry in self._device_plugins()} | self._program_types.keys()
-        ):
+        for device_type in sorted({entry.name for entry in self._device_plugins()} | self._program_types.keys()):
             try:
                 infos += self._devices_of(device_type)
             except KagentError as error:
@@ -388,9 +386,7 @@ class PluginManager:
         except KagentError:
             raise
         except Exception as error:
-            raise DeviceError(
-                f"device '{info.device}' cannot be opened: {hook} failed with {_told(error)}"
-            ) from error
+            raise DeviceError(f"device '{info.device}' cannot be opened: {hook} failed with {_told(error)}") from error
 
     def _choose(self) -> DeviceInfo:
         fallback_type = Device.parse(self.config.fallback_device).type

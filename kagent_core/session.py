@@ -121,9 +121,7 @@ class Session:
                 self._executors[device] = ExecutorAgent(self.base.open(device))
             return self._executors[device]
 
-    def suggest(
-        self, info: DeviceInfo, kernel: KernelDescriptor, calls: Sequence[OpCall]
-    ) -> LaunchConfig | None:
+    def suggest(self, info: DeviceInfo, kernel: KernelDescriptor, calls: Sequence[OpCall]) -> LaunchConfig | None:
         """Ask the ProfilerAgent for the best launch config known on a device."""
         if not self.config.profile:
             return None

@@ -125,7 +125,9 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
     if any(isinstance(item, torch.Tensor) and item.layout is not torch.strided for item in flat):
         raise _NotStridedError
     node_args, node_kwargs = pytree.tree_unflatten(nodes, structure)
-    call = graph.create_node("call_function", overload, node_args, node_kwargs, name=overload._schema.name.split("::")[1])
+    call = graph.create_node(
+        "call_function", overload, node_args, node_kwargs, name=overload._schema.name.split("::")[1]
+    )
     call.meta["val"] = value
     graph.output(_outputs(graph, call, value, flat, overload))
     name = signature_of(overload).replace("::", "_").replace(".", "_")
@@ -135,7 +137,7 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
 
 @contextmanager
 def _quiet_meta_kernels() -> Iterator[None]:
-    """torch logs a traceback when an operator refuses its arguments; the error that we raise says it better."""
+    """Torch logs a traceback when an operator refuses its arguments; the error that we raise says it better."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -146,7 +148,8 @@ def _quiet_meta_kernels() -> Iterator[None]:
 
 def _refused(overload: Any, leaves: Sequence[Any], error: Exception) -> CaptureError:
     given = ", ".join(
-        str(input_spec(leaf, 0, whole_storage=False)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
+        str(input_spec(leaf, 0, whole_storage=False)) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in leaves
     )
     return CaptureError(
         f"{signature_of(overload)} does not take ({given}): {str(error).strip().splitlines()[0]}",
@@ -208,7 +211,7 @@ def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs:
     if not target.runtime.host_memory:
         if session.config.missing_kernel == "error":
             raise KernelNotFoundError(
-                f"what {signature} returns is known only when it has run, so '{target.device}' cannot plan memory for it",
+                f"what {signature} returns is known only when it has run: '{target.device}' cannot plan memory for it",
                 hint='set missing_kernel = "fallback" to run it on the fallback device',
             )
         opened = session.open(session.plugins.resolve(session.config.fallback_device).device)

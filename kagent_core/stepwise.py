@@ -24,7 +24,9 @@ class _Stepwise(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         from kagent_core.single import run_overload
 
-        if is_operator(target) and any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
+        if is_operator(target) and any(
+            isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs))
+        ):
             return run_overload(self._session, target, args, kwargs)
         return super().call_function(target, args, kwargs)
 

@@ -184,13 +184,13 @@ class _ProgramBuilder:
                 hint="move the model and its inputs to the CPU: kagent copies to its device what that needs",
             )
         if not isinstance(fake, torch.Tensor):
-            raise CaptureError(f"input {index} of {self.graph.name} is a tensor, but the graph was captured for {fake!r}")
+            raise CaptureError(
+                f"input {index} of {self.graph.name} is a tensor, but the graph was captured for {fake!r}"
+            )
         shape, strides = self.symbols.ints(fake.shape), self.symbols.ints(fake.stride())
         same = shape == spec.shape and dtype_of(fake.dtype) == spec.dtype
         if same and 0 not in shape:
-            same = all(
-                a == b or size == 1 for a, b, size in zip(strides, spec.strides, spec.shape, strict=True)
-            )
+            same = all(a == b or size == 1 for a, b, size in zip(strides, spec.strides, spec.shape, strict=True))
         if not same:
             raise CaptureError(
                 f"input {index} of {self.graph.name} came as {spec} with strides {spec.strides}, but the graph was "
@@ -282,7 +282,9 @@ class _ProgramBuilder:
                 found.setdefault(fake.untyped_storage()._cdata, (fake, spec))
         return found
 
-    def _result(self, fake: Any, aliases: dict[int, tuple[torch.Tensor, TensorSpec]], fresh: dict[int, int], node: Node) -> Any:
+    def _result(
+        self, fake: Any, aliases: dict[int, tuple[torch.Tensor, TensorSpec]], fresh: dict[int, int], node: Node
+    ) -> Any:
         if isinstance(fake, (list, tuple)):
             return tuple(self._result(item, aliases, fresh, node) for item in fake)
         if not isinstance(fake, torch.Tensor):
@@ -310,7 +312,12 @@ class _ProgramBuilder:
         source = self.buffers[base.buffer].source
         kind = self.buffers[base.buffer].kind
         whole = kind is BufferKind.INPUT and source in self.graph.anchored
-        if node.target is torch.ops.aten.as_strided.default and len(node.args) > 3 and node.args[3] is not None and whole:
+        if (
+            node.target is torch.ops.aten.as_strided.default
+            and len(node.args) > 3
+            and node.args[3] is not None
+            and whole
+        ):
             return base.buffer, int(self._argument(node.args[3]))
         base_itemsize = base.dtype.itemsize
         from_base = offset * itemsize - self.symbols.value(base_fake.storage_offset()) * base_itemsize

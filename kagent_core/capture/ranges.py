@@ -30,10 +30,7 @@ def overlap_with_written(args: Sequence[Any], written: Collection[int]) -> tuple
     if not written:
         return None
     spans = [
-        (span, index)
-        for index, arg in enumerate(args)
-        if isinstance(arg, torch.Tensor)
-        for span in address_ranges(arg)
+        (span, index) for index, arg in enumerate(args) if isinstance(arg, torch.Tensor) for span in address_ranges(arg)
     ]
     spans.sort(key=lambda entry: entry[0].offset)
     for position, (span, index) in enumerate(spans):

@@ -61,7 +61,9 @@ class SymbolValues:
                 hint="compile with dynamic=False, or report this graph (KAGENT_LOGS=capture=debug prints it)",
             )
         result = sympy_interp(PythonReferenceAnalysis, self._symbols, expression)
-        kind: type = float if isinstance(symbolic, torch.SymFloat) else bool if isinstance(symbolic, torch.SymBool) else int
+        kind: type = (
+            float if isinstance(symbolic, torch.SymFloat) else bool if isinstance(symbolic, torch.SymBool) else int
+        )
         self._known[expression] = kind(result)
         return self._known[expression]
 

@@ -71,9 +71,7 @@ class ConfigRow(NamedTuple):
 def config_rows(config: Config, sources: Mapping[str, Source]) -> list[ConfigRow]:
     """Return the configuration as rows, each value as the key's environment variable would spell it."""
     return [
-        ConfigRow(
-            key, _as_text(getattr(config, key)), str(sources.get(key, Source())), field.description or ""
-        )
+        ConfigRow(key, _as_text(getattr(config, key)), str(sources.get(key, Source())), field.description or "")
         for key, field in _KEYS.items()
     ]
 
@@ -102,9 +100,7 @@ def _named_layer(settings: Mapping[str, tuple[Source, Any]]) -> _Layer:
         if key not in _KEYS:
             raise unknown_key(source, _KEYS)
         if key in layer:
-            raise ConfigError(
-                f"{source.where} repeats '{layer[key][0].key}'", hint="keep one of the two spellings"
-            )
+            raise ConfigError(f"{source.where} repeats '{layer[key][0].key}'", hint="keep one of the two spellings")
         layer[key] = (source, value)
     return layer
 
@@ -120,9 +116,7 @@ def _option_layer(options: Mapping[str, Any] | None) -> _Layer:
 def _environment_layer() -> _Layer:
     spelt = {name.upper(): name for name in os.environ if name.upper().startswith(ENV_PREFIX)}
     spelt.pop(CONFIG_VARIABLE, None)
-    sources = {
-        name.removeprefix(ENV_PREFIX).lower(): Source("environment", text) for name, text in spelt.items()
-    }
+    sources = {name.removeprefix(ENV_PREFIX).lower(): Source("environment", text) for name, text in spelt.items()}
     for key, source in sources.items():
         if key not in _KEYS:
             raise unknown_key(source, _KEYS)
@@ -151,9 +145,7 @@ def _named_file(named: str | os.PathLike[str]) -> Path:
     try:
         return Path(named).expanduser().absolute()
     except (OSError, RuntimeError) as error:  # no such user, or the current directory was deleted
-        raise ConfigError(
-            f"cannot read the config file {named}: {error}", hint="give its whole path"
-        ) from None
+        raise ConfigError(f"cannot read the config file {named}: {error}", hint="give its whole path") from None
 
 
 def _find_file() -> Path | None:
@@ -184,17 +176,13 @@ def _table(path: Path) -> dict[str, Any] | None:
     try:
         table = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{path} is not valid TOML: {error}", hint="correct the file at that place"
-        ) from None
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint="correct the file at that place") from None
     if path.name != PYPROJECT_FILE:
         return table
     tool = table.get("tool", {})
     settings = tool.get("kagent") if isinstance(tool, dict) else None
     if settings is not None and not isinstance(settings, dict):
-        raise ConfigError(
-            f"{path}: tool.kagent is {settings!r}, expected a table", hint="write [tool.kagent]"
-        )
+        raise ConfigError(f"{path}: tool.kagent is {settings!r}, expected a table", hint="write [tool.kagent]")
     return settings
 
 

@@ -9,9 +9,7 @@ from kagent_core.errors import ConfigError, choices, nearest
 
 TRACE = 5
 LOG_COMPONENTS = ("capture", "schedule", "extract", "execute", "profile", "plugins", "codegen")
-LOG_LEVELS: Mapping[str, int] = MappingProxyType(
-    {"error": 40, "warning": 30, "info": 20, "debug": 10, "trace": TRACE}
-)
+LOG_LEVELS: Mapping[str, int] = MappingProxyType({"error": 40, "warning": 30, "info": 20, "debug": 10, "trace": TRACE})
 
 
 def parse_log_spec(spec: str) -> dict[str, int]:

@@ -47,14 +47,13 @@ class Config(BaseSettings):
     device: Device = Field(
         "auto", description="where operators run: TYPE, TYPE:INDEX, or auto for the best device there is"
     )
-    fallback_device: NamedDevice = Field(
-        "cpu", description="where an operator runs for which the device has no kernel"
-    )
+    fallback_device: NamedDevice = Field("cpu", description="where an operator runs for which the device has no kernel")
     missing_kernel: Literal["fallback", "error"] = Field(
         "fallback", description="what a missing kernel does: fallback (use the fallback device) or error"
     )
     compaction: bool = Field(
-        True, description="whether tensors that a kernel does not take as they lie are copied into scratch that it takes"
+        True,
+        description="whether tensors that a kernel does not take as they lie are copied into scratch that it takes",
     )
     placement: Annotated[Placement, NoDecode] = Field(
         Placement(), description="operators with a device of their own, such as aten::sort=cpu"
@@ -79,14 +78,10 @@ class Config(BaseSettings):
         "", description="what to log, such as extract=debug,execute=trace; a bare level is for everything"
     )
     dump: Directory | None = Field(None, description="directory that gets every extraction context as JSON")
-    emulate: DeviceTypes = Field(
-        (), description="device types that may be emulated where the hardware is missing"
-    )
+    emulate: DeviceTypes = Field((), description="device types that may be emulated where the hardware is missing")
     plan_cache_size: Number = Field(32, ge=1, description="execution plans kept per captured graph")
     profile: bool = Field(False, description="whether every task is timed on every call")
-    threads: Number | None = Field(
-        None, ge=1, description="CPU threads per task; none: as many as torch is set to use"
-    )
+    threads: Number | None = Field(None, ge=1, description="CPU threads per task; none: as many as torch is set to use")
 
     def __init__(self, /, _sources: Mapping[str, Source] | None = None, **values: Any) -> None:
         sources = {key: Source("option", key) for key in values} | dict(_sources or {})

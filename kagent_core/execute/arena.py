@@ -47,9 +47,7 @@ def plan_arena(
     made = {spec.buffer for task in tasks for spec in task.results}
     allocated_by_kernel = {spec.buffer for task in tasks if task.kernel.allocates for spec in task.results}
     planned = [
-        buffer
-        for buffer in made
-        if (keep_exports or buffer not in exports) and buffer not in allocated_by_kernel
+        buffer for buffer in made if (keep_exports or buffer not in exports) and buffer not in allocated_by_kernel
     ]
     free = _FreeList()
     offsets: dict[int, int] = {}

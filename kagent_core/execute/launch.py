@@ -72,7 +72,11 @@ class LaunchEach(SealedSegment):
                 raise
         self._exports = {buffer: Region(self._arena, segment.offsets[buffer]) for buffer in segment.exports}
         self._outside = {
-            spec.buffer for launch in self._launches if launch for _, value, _ in launch.late for spec in flatten_tensors(value)
+            spec.buffer
+            for launch in self._launches
+            if launch
+            for _, value, _ in launch.late
+            for spec in flatten_tensors(value)
         }.difference(segment.offsets)
         self._plan = plan_streams(segment.tasks, segment.offsets, runtime.streams) if runtime.streams > 1 else None
 
@@ -141,9 +145,7 @@ class LaunchEach(SealedSegment):
             if any(spec.buffer not in self._segment.offsets for spec in flatten_tensors(arg.value))
         )
         waiting = {position for position, _, _ in late}
-        args = [
-            None if position in waiting else self._early(task, position) for position in range(len(task.args))
-        ]
+        args = [None if position in waiting else self._early(task, position) for position in range(len(task.args))]
         try:
             kernel = self._runtime.load(task.kernel)
         except Exception as error:

@@ -86,10 +86,7 @@ class ExecutionPlan:
         for index, offset in self._anchored:
             if args[index].storage_offset() != offset:
                 return False
-        for index, value in self._numbers:  # plain loops: this runs on every call
-            if args[index] != value:
-                return False
-        return True
+        return all(args[index] == value for index, value in self._numbers)
 
     def run(self, args: Sequence[Any], observer: Observer | None = None) -> list[Any]:
         """Run the program and return its outputs.

@@ -8,10 +8,10 @@ from typing import Any
 
 from kagent_core.capture.schemas import resolve_overload
 from kagent_core.errors import PackingError, choices, nearest
+from kagent_core.extract.operator_names import CallValues, OperatorArgument, OperatorNames
 from kagent_core.prototype.abi import Abi
 from kagent_core.prototype.c_types import CType, Kind
 from kagent_core.prototype.expressions import Expression
-from kagent_core.extract.operator_names import CallValues, OperatorArgument, OperatorNames
 from kagent_core.specs import Access, KernelDescriptor, Parameter
 
 
@@ -207,17 +207,13 @@ class _Binder:
             owner, position = item
             self.items[owner.name] = max(self.items.get(owner.name, 0), position + 1)
             access = self._argument_access(parameter, ctype, label, owner)
-            return BoundParameter(
-                parameter, label, ctype, access, lambda values: values.item(owner, position)
-            )
+            return BoundParameter(parameter, label, ctype, access, lambda values: values.item(owner, position))
         if argument is None or not argument.is_tensor:
             raise _no_tensor(name, argument, ctype, label)
         access = self._argument_access(parameter, ctype, label, argument)
         return BoundParameter(parameter, label, ctype, access, lambda values: values.argument(argument))
 
-    def _argument_access(
-        self, parameter: Parameter, ctype: CType, label: str, argument: OperatorArgument
-    ) -> Access:
+    def _argument_access(self, parameter: Parameter, ctype: CType, label: str, argument: OperatorArgument) -> Access:
         access = parameter.access
         if access is None:
             access = Access.IN if ctype.const else Access.INOUT

@@ -7,12 +7,12 @@ from typing import Any
 
 from kagent_core.device import ArgumentPacker
 from kagent_core.errors import PackingError
-from kagent_core.prototype.abi import Abi
 from kagent_core.extract.binding import BoundParameter, BoundPrototype, bind_prototype
-from kagent_core.prototype.c_types import Kind, describe
 from kagent_core.extract.operator_names import CallValues, plain
 from kagent_core.extract.packing import CallPacker
 from kagent_core.prototype import same_value
+from kagent_core.prototype.abi import Abi
+from kagent_core.prototype.c_types import Kind, describe
 from kagent_core.specs import (
     Access,
     KernelDescriptor,
@@ -77,9 +77,7 @@ class PrototypePacker(ArgumentPacker):
 
 def has_prototype(kernel: KernelDescriptor) -> bool:
     """Whether a kernel declares C parameters; one that only names its results takes the operator's own arguments."""
-    return any(
-        parameter.type != "Tensor" or parameter.access is not Access.OUT for parameter in kernel.parameters
-    )
+    return any(parameter.type != "Tensor" or parameter.access is not Access.OUT for parameter in kernel.parameters)
 
 
 def check_sizes(
@@ -202,10 +200,7 @@ def _show(value: Any) -> str:
 def _check_written(call: OpCall, kernel: KernelDescriptor, packed: Sequence[PackedArg]) -> None:
     """A tensor that the operator writes and the kernel is not given would keep what was there before."""
     written = {
-        spec
-        for arg in packed
-        if arg.access in (Access.OUT, Access.INOUT)
-        for spec in flatten_tensors(arg.value)
+        spec for arg in packed if arg.access in (Access.OUT, Access.INOUT) for spec in flatten_tensors(arg.value)
     }
     missing = [spec for spec in call.outputs if spec not in written]
     if missing:

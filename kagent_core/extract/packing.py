@@ -49,9 +49,7 @@ class CallPacker(ArgumentPacker):
                 f"has {len(results)}",
                 hint="declare one OUT parameter per tensor that the operator returns",
             )
-        return [
-            PackedArg(name, spec, Access.OUT, keyword=True) for name, spec in zip(names, results, strict=True)
-        ]
+        return [PackedArg(name, spec, Access.OUT, keyword=True) for name, spec in zip(names, results, strict=True)]
 
 
 def _access(argument: ArgumentSchema, value: Any) -> Access | None:

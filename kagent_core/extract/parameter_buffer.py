@@ -120,9 +120,7 @@ class ParameterBuffer:
         """
         ctype = self._abi.type(spelling)
         if len(data) != ctype.nbytes:
-            raise PackingError(
-                f"{label} is a {ctype.name} of {ctype.nbytes} bytes, but {len(data)} bytes came"
-            )
+            raise PackingError(f"{label} is a {ctype.name} of {ctype.nbytes} bytes, but {len(data)} bytes came")
         return self._add(ctype, data, label, 0)
 
     def freeze(self) -> None:
@@ -181,9 +179,7 @@ class ParameterBuffer:
 
     def _require_frozen(self, what: str) -> None:
         if self._pending is not None:
-            raise PackingError(
-                f"a parameter buffer is {what} before it has its memory", hint="call freeze() first"
-            )
+            raise PackingError(f"a parameter buffer is {what} before it has its memory", hint="call freeze() first")
 
 
 def collect_parameters(

@@ -213,4 +213,3 @@ def in_order(queue: TaskQueue) -> list[KernelTask]:
         ordered.append(task)
         queue.finish(task)
     return ordered
-

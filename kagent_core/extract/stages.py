@@ -50,7 +50,13 @@ class DefaultStages:
     @hookimpl(trylast=True)
     def kagent_analyze_fusion(self, ctx: ExtractionContext) -> FusionPlan:
         """Ask the FusionChecker."""
-        return FusionChecker(ctx.config).analyze(ctx.request.calls, ctx.opened, ctx.request.exports)
+        plan = FusionChecker(ctx.config).analyze(ctx.request.calls, ctx.opened, ctx.request.exports)
+        if log.isEnabledFor(10):
+            names = {call.id: call.name for call in ctx.request.calls}
+            for decision in plan.decisions:
+                verb = "fused" if decision.fused else "not fused"
+                log.debug("%s, %s: %s: %s", names[decision.producer], names[decision.consumer], verb, decision.reason)
+        return plan
 
     @hookimpl(trylast=True)
     def kagent_lookup_kernels(self, ctx: ExtractionContext) -> list[KernelDescriptor]:

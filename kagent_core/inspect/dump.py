@@ -95,9 +95,7 @@ def context_as_dict(ctx: ExtractionContext) -> dict[str, Any]:
         "launch_configs": [_config(config) for config in ctx.launch_configs],
         "launch_choices": [_choice(choice) for choice in ctx.launch_choices],
         "tasks": [_task(task) for task in ctx.tasks],
-        "stages": [
-            {"stage": r.stage, "elapsed_ms": r.elapsed_ms, "summary": r.summary} for r in ctx.records
-        ],
+        "stages": [{"stage": r.stage, "elapsed_ms": r.elapsed_ms, "summary": r.summary} for r in ctx.records],
     }
 
 

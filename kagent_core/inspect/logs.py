@@ -50,9 +50,7 @@ def get_logger(component: str) -> KagentLogger:
     if component not in LOG_COMPONENTS:
         close = nearest(component, LOG_COMPONENTS)
         meant = f"did you mean {close!r}? " if close else ""
-        raise ConfigError(
-            f"unknown log component '{component}'", hint=f"{meant}use one of {choices(LOG_COMPONENTS)}"
-        )
+        raise ConfigError(f"unknown log component '{component}'", hint=f"{meant}use one of {choices(LOG_COMPONENTS)}")
     return KagentLogger(logging.getLogger(f"{ROOT_NAME}.{component}"))
 
 

@@ -142,8 +142,7 @@ class ProfilerAgent:
         """Every timing, of all devices, sorted."""
         timings = sorted(self._buffer.everything().timings.items())
         return [
-            TimingEntry(*key.where, *key[1:], timing.count, timing.mean_ms, timing.min_ms)
-            for key, timing in timings
+            TimingEntry(*key.where, *key[1:], timing.count, timing.mean_ms, timing.min_ms) for key, timing in timings
         ]
 
     def config_entries(self) -> list[ConfigEntry]:

@@ -71,9 +71,7 @@ class Timing:
 
     def merged(self, other: Timing) -> Timing:
         """Return both together."""
-        return Timing(
-            self.count + other.count, self.total_ms + other.total_ms, min(self.min_ms, other.min_ms)
-        )
+        return Timing(self.count + other.count, self.total_ms + other.total_ms, min(self.min_ms, other.min_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +223,7 @@ class ProfileFile:
             for statement in _CREATE:
                 db.execute(statement)
         elif version != SCHEMA_VERSION:
-            raise ProfileVersionError(
-                f"'{self.path}' has schema version {version}, this kagent has {SCHEMA_VERSION}"
-            )
+            raise ProfileVersionError(f"'{self.path}' has schema version {version}, this kagent has {SCHEMA_VERSION}")
         db.execute("COMMIT")
 
     def _set_aside(self, inode: int, error: sqlite3.DatabaseError) -> None:
@@ -278,9 +274,7 @@ def _read(db: sqlite3.Connection, where: DeviceKey | None) -> Profile:
     ):
         gx, gy, gz, bx, by, bz, shared_nbytes = numbers
         config = LaunchConfig((gx, gy, gz), (bx, by, bz), shared_nbytes)
-        profile.configs[ConfigKey(DeviceKey(device, name, driver), kernel, problem)] = TunedConfig(
-            config, elapsed_ms
-        )
+        profile.configs[ConfigKey(DeviceKey(device, name, driver), kernel, problem)] = TunedConfig(config, elapsed_ms)
     return profile
 
 

@@ -50,9 +50,7 @@ _NAMED: dict[str, CType] = {
     "void": _VOID,
     **dict.fromkeys(("bool", "_Bool"), _BOOL),
     **dict.fromkeys(("half", "__half", "_Float16", "__fp16", "c10::Half", "at::Half"), _HALF),
-    **dict.fromkeys(
-        ("bfloat16", "__nv_bfloat16", "nv_bfloat16", "__bf16", "c10::BFloat16", "at::BFloat16"), _BFLOAT16
-    ),
+    **dict.fromkeys(("bfloat16", "__nv_bfloat16", "nv_bfloat16", "__bf16", "c10::BFloat16", "at::BFloat16"), _BFLOAT16),
     "float": _FLOAT,
     "double": _DOUBLE,
     **{ctype.name: ctype for ctype in _INTEGERS.values()},
@@ -149,9 +147,7 @@ class Abi:
         if element.kind in (Kind.POINTER, Kind.ARRAY, Kind.VECTOR, Kind.VOID):
             raise PackingError(f"'{spelling}' is no array of numbers")
         code, name = element.code * count, f"{element.name}[{count}]"
-        return CType(
-            name, Kind.ARRAY, element.nbytes * count, element.alignment, code, element=element, count=count
-        )
+        return CType(name, Kind.ARRAY, element.nbytes * count, element.alignment, code, element=element, count=count)
 
     def _scalar(self, name: str) -> CType:
         if name in _NAMED:

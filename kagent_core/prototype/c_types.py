@@ -186,9 +186,7 @@ def _to_complex(ctype: CType, value: Any, what: str) -> complex:
     part = ctype.code[0]
     try:
         number = complex(value)
-        return complex(
-            *(_round_float(part, x) if math.isfinite(x) else x for x in (number.real, number.imag))
-        )
+        return complex(*(_round_float(part, x) if math.isfinite(x) else x for x in (number.real, number.imag)))
     except OverflowError:
         raise PackingError(f"{what} is a {ctype.name}, in which {value} would become infinite") from None
 
@@ -211,9 +209,7 @@ def _round_float(code: str, value: float) -> float:
 
 def _round_bfloat16(value: float) -> float:
     """Round once, from 53 bits to 8: by way of float32 a number next to a tie could go to the wrong side."""
-    exponent = max(
-        math.frexp(value)[1], -125
-    )  # below that, bfloat16 is subnormal and its spacing stays the same
+    exponent = max(math.frexp(value)[1], -125)  # below that, bfloat16 is subnormal and its spacing stays the same
     rounded = math.copysign(math.ldexp(round(math.ldexp(value, 8 - exponent)), exponent - 8), value)
     if abs(rounded) >= 2.0**128:
         raise OverflowError("too large for bfloat16")
@@ -231,7 +227,5 @@ def describe(value: Any) -> str:
     if isinstance(value, TensorSpec):
         return f"the tensor {value}"
     if isinstance(value, (tuple, list)):
-        return (
-            f"the list [{', '.join(describe(item) for item in value)}]" if len(value) < 9 else "a long list"
-        )
+        return f"the list [{', '.join(describe(item) for item in value)}]" if len(value) < 9 else "a long list"
     return f"the {type(value).__name__} {value!r}"

@@ -127,9 +127,7 @@ def parse_prototype(
     unused = {**dict.fromkeys(ignore), **{argument: repr(value) for argument, value in (only or {}).items()}}
     for argument, value in unused.items():
         if argument in found:
-            raise PackingError(
-                f"'{argument}' is said to be ignored, but kernel '{kernel}' has it as a parameter"
-            )
+            raise PackingError(f"'{argument}' is said to be ignored, but kernel '{kernel}' has it as a parameter")
         found[argument] = Parameter(argument, "void", derived=value)
     return tuple(found.values())
 
@@ -209,9 +207,7 @@ def _find_kernel(text: str, name: str | None) -> tuple[str, str]:
     if len(candidates) != 1:
         raise PackingError(
             f"the source has {len(candidates)} kernels, expected one: {text.strip()[:60]!r}",
-            hint=f"say which: name={choices(candidates)}"
-            if candidates
-            else "a kernel is a function 'void name(...)'",
+            hint=f"say which: name={choices(candidates)}" if candidates else "a kernel is a function 'void name(...)'",
         )
     return next(iter(candidates.items()))
 
@@ -260,9 +256,7 @@ def _parameter(
         if name in derived:
             Expression(derived[name])
     except PackingError as error:
-        raise PackingError(
-            f"parameter '{name}' of kernel '{kernel}': {error.message}", hint=error.hint
-        ) from None
+        raise PackingError(f"parameter '{name}' of kernel '{kernel}': {error.message}", hint=error.hint) from None
     if name in optional and not pointer:
         raise PackingError(
             f"parameter '{name}' of kernel '{kernel}' is said to be optional, but {spelling} is no pointer",

@@ -253,9 +253,7 @@ def _subscript(node: ast.Subscript, lookup: Lookup) -> Any:
 
 
 def _slice(node: ast.Slice, lookup: Lookup) -> slice:
-    return slice(
-        *(None if end is None else _evaluate(end, lookup) for end in (node.lower, node.upper, node.step))
-    )
+    return slice(*(None if end is None else _evaluate(end, lookup) for end in (node.lower, node.upper, node.step)))
 
 
 def _unary(node: ast.UnaryOp, lookup: Lookup) -> Any:

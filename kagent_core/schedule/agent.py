@@ -100,11 +100,11 @@ def _tell_compactions(program: Program) -> None:
 def _tell_fallbacks(placed: PlacedProgram, target: Device) -> None:
     """Never a silent fallback: one line says what went elsewhere and why."""
     moved = Counter(
-        (str(placement.device), placement.reason)
-        for placement in placed.placements
-        if placement.device != target
+        (str(placement.device), placement.reason) for placement in placed.placements if placement.device != target
     )
     if moved:
         told = "; ".join(f"{count} on {device} ({reason})" for (device, reason), count in moved.most_common())
         total = sum(moved.values())
-        log.warning("%s: %d of %d calls do not run on %s: %s", placed.program.name, total, len(placed.placements), target, told)
+        log.warning(
+            "%s: %d of %d calls do not run on %s: %s", placed.program.name, total, len(placed.placements), target, told
+        )

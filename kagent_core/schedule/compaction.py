@@ -123,9 +123,7 @@ def _clone(number: int, call: OpCall, argument: str, source: TensorSpec, target:
     )
 
 
-def _copy_back(
-    number: int, call: OpCall, argument: str, source: TensorSpec, target: TensorSpec, fresh: bool
-) -> OpCall:
+def _copy_back(number: int, call: OpCall, argument: str, source: TensorSpec, target: TensorSpec, fresh: bool) -> OpCall:
     if fresh:
         laid_out = _clone(number, call, argument, source, target)
         text = f"lays out '{argument}' of {call.name} ({source.range.nbytes} bytes)"

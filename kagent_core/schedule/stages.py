@@ -9,7 +9,7 @@ from kagent_core.specs import Device, OpCall, Placement
 
 
 class DefaultPlacement:
-    """Places each call: where config says, else on the target device if it has a kernel, else on the fallback device."""
+    """Places each call: where config says, else on the target device if it has a kernel, else on the fallback."""
 
     @hookimpl
     def kagent_contract_version(self) -> int:

@@ -25,7 +25,7 @@ from kagent_core.testing.fake_runtime import (
     POISON,
     AccessError,
     FakeBuffer,
-    FakeFault,
+    FakeFaultError,
     FakeKernel,
     FakeRuntime,
     HazardError,
@@ -37,7 +37,7 @@ __all__ = [
     "FakeBuffer",
     "FakeDeriver",
     "FakeDevice",
-    "FakeFault",
+    "FakeFaultError",
     "FakeKernel",
     "FakeRuntime",
     "HazardError",
@@ -83,7 +83,9 @@ class FakeDevice:
     def kagent_devices(self, config: Config) -> list[DeviceInfo]:
         """List the devices."""
         return [
-            DeviceInfo(Device(DEVICE_TYPE, i), "Fake device", max_threads_per_block=1024, shared_nbytes=49152, emulated=True)
+            DeviceInfo(
+                Device(DEVICE_TYPE, i), "Fake device", max_threads_per_block=1024, shared_nbytes=49152, emulated=True
+            )
             for i in range(self._count)
         ]
 

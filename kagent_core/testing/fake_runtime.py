@@ -31,7 +31,7 @@ class FakeBuffer:
     freed: bool = False
 
 
-class FakeFault(RuntimeError):
+class FakeFaultError(RuntimeError):
     """A fault that was asked for."""
 
 
@@ -95,7 +95,7 @@ class FakeRuntime(Runtime):
         Of the waits.
     faults
         For ``allocate``, ``free``, ``copy_in``, ``copy_out``, ``load``, ``launch``, ``kernel``, ``synchronize`` or
-        ``event``: the number of the call, from 1, that fails with a `FakeFault`.
+        ``event``: the number of the call, from 1, that fails with a `FakeFaultError`.
 
     Attributes
     ----------
@@ -217,7 +217,7 @@ class FakeRuntime(Runtime):
     def _count(self, method: str) -> None:
         self.calls[method] += 1
         if self.faults.get(method) == self.calls[method]:
-            raise FakeFault(f"injected fault in call {self.calls[method]} of {method}")
+            raise FakeFaultError(f"injected fault in call {self.calls[method]} of {method}")
 
     def _stream(self, number: int) -> queue.SimpleQueue[Callable[[], None] | None]:
         while len(self._queues) <= number:
@@ -240,7 +240,7 @@ class FakeRuntime(Runtime):
                 self._check_hazards(launch)
                 self._count("kernel")
                 _run_kernel(launch)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told at the next synchronize
             with self._lock:
                 if self._error is None:
                     self._error = LaunchError(launch.number, error)

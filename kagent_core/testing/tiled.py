@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from kagent_core.prototype import parse_prototype
 from kagent_core.layout import ANY_STRIDES, CONTIGUOUS
+from kagent_core.prototype import parse_prototype
 from kagent_core.specs import KernelDescriptor, LaunchConfig
 
 PROTOTYPE = """

@@ -90,9 +90,7 @@ def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for entry in json.loads(report.read_text(encoding="utf-8"))["install"]
     }
     for name in ("kagent-cpu", "kagent-torch"):
-        assert origins[name].startswith(wheels.as_uri()), (
-            f"{name} came from {origins[name]}, not from {wheels}"
-        )
+        assert origins[name].startswith(wheels.as_uri()), f"{name} came from {origins[name]}, not from {wheels}"
     yield environment
     shutil.rmtree(prefix)  # about 1 GB
 
@@ -102,6 +100,4 @@ def without_plugin(environment: Environment) -> Iterator[Environment]:
     """The same environment while `kagent-cpu` is uninstalled."""
     environment.pip("uninstall", "-qq", "--yes", "kagent-cpu")
     yield environment
-    environment.pip(
-        "install", "-qq", "--no-deps", "--no-index", "--find-links", environment.wheels, "kagent-cpu"
-    )
+    environment.pip("install", "-qq", "--no-deps", "--no-index", "--find-links", environment.wheels, "kagent-cpu")

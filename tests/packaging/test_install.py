@@ -68,8 +68,5 @@ def test_without_a_plugin_devices_says_how_to_get_one(without_plugin: Environmen
 
 
 def test_without_a_plugin_other_backends_work(without_plugin: Environment) -> None:
-    source = (
-        MODEL
-        + 'torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))\nprint("equal")\n'
-    )
+    source = MODEL + 'torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))\nprint("equal")\n'
     assert without_plugin.python(source).stdout.splitlines()[-1] == "equal"

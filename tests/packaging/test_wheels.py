@@ -13,9 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-PROJECTS = {"kagent-torch": ROOT} | {
-    path.parent.name: path.parent for path in ROOT.glob("plugins/*/pyproject.toml")
-}
+PROJECTS = {"kagent-torch": ROOT} | {path.parent.name: path.parent for path in ROOT.glob("plugins/*/pyproject.toml")}
 
 pytestmark = [pytest.mark.packaging, pytest.mark.xdist_group("packaging")]
 
@@ -78,9 +76,7 @@ def test_types_are_declared(wheels: Path, distribution: str) -> None:
 
 def test_schemas_are_packed(wheels: Path) -> None:
     with wheel_of(wheels, "kagent-torch") as wheel:
-        schemas = [
-            name for name in wheel.namelist() if re.fullmatch(r"kagent_core/inspect/schema/.+\.json", name)
-        ]
+        schemas = [name for name in wheel.namelist() if re.fullmatch(r"kagent_core/inspect/schema/.+\.json", name)]
     assert schemas
 
 

@@ -56,9 +56,7 @@ def check_against_eager(
     Runs `calls` times, so that both the first call and a replay are compared.
     """
     torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda *a: function(*a), backend="kagent", options={"device": device}, dynamic=dynamic
-    )
+    compiled = torch.compile(lambda *a: function(*a), backend="kagent", options={"device": device}, dynamic=dynamic)
     for call in range(calls):
         mine, theirs = copy_arguments(args), copy_arguments(args)
         torch.manual_seed(call)

@@ -1,4 +1,4 @@
-"""Faults of a device, one at a time, everywhere: a typed error that names the operator, no leak, the next call right."""
+"""Faults of a device, one at a time: a typed error that names the operator, no leak, the next call right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import kagent_core
 from kagent_core.capture.graph import CapturedGraph
 from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.pipeline import CompiledGraph
-from kagent_core.testing.fake import FakeDevice, FakeFault, FakeRuntime
+from kagent_core.testing.fake import FakeDevice, FakeFaultError, FakeRuntime
 
 METHODS = ("allocate", "copy_in", "copy_out", "load", "launch", "kernel", "synchronize", "event")
 NTH = range(1, 27)
@@ -65,7 +65,7 @@ def test_fault(method, nth, graph_module):
         assert isinstance(error, ExecutionError)
         assert "aten::" in str(error), f"the error names no operator: {error}"
         assert "injected fault" in str(error)
-        assert isinstance(error.__cause__, FakeFault)
+        assert isinstance(error.__cause__, FakeFaultError)
         for _ in range(2):
             assert_right(compiled)
         for plan in compiled.plans():

@@ -110,6 +110,16 @@ def test_relu_and_sigmoid_are_one_kernel():
     assert keep.reasons() == [(RELU, SIGMOID, True, "pointwise: both loop over [5, 7]; kernel 'relu_sigmoid'")]
 
 
+def test_the_log_says_what_was_fused_and_what_not(caplog):
+    with caplog.at_level(logging.DEBUG, "kagent.extract"):
+        run(lambda x: torch.neg(both(x)), torch.randn(5, 7))
+    told = [record.getMessage() for record in caplog.records if record.name == "kagent.extract"]
+    assert "relu, sigmoid: fused: pointwise: both loop over [5, 7]; kernel 'relu_sigmoid'" in told
+    assert "sigmoid, neg: not fused: sigmoid is in kernel 'relu_sigmoid', which ends there" in told
+    assert f"relu+sigmoid: looked up {RELU}+{SIGMOID} on fake:0, found 'relu_sigmoid'" in told
+    assert "relu+sigmoid: packed self=f32[5, 7], out=f32[5, 7]" in told
+
+
 def test_mul_and_sum_are_one_kernel():
     launches, keep = run(lambda x, y: (x * y).sum(1), torch.randn(5, 7), torch.randn(5, 7))
     assert launches == ["mul_sum"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kagent_core.default_backend import default_backend
 from kagent_core.config import load_config
+from kagent_core.default_backend import default_backend
 from kagent_core.session import session_for
 
 KAGENT = [sys.executable, "-m", "kagent_core.cli", "run"]

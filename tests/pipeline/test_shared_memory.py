@@ -66,9 +66,7 @@ def test_every_order_of_layouts(first, dynamic):
 
 
 def test_a_call_that_leaves_the_plan_says_so(caplog):
-    compiled = torch.compile(
-        lambda x, y: write_then_multiply(x, y), backend="kagent", options={"device": "cpu"}
-    )
+    compiled = torch.compile(lambda x, y: write_then_multiply(x, y), backend="kagent", options={"device": "cpu"})
     check(compiled, write_then_multiply, "separate")
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="kagent"):

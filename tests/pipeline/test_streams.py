@@ -50,9 +50,7 @@ def tensor(buffer, start, stride=1):
     return TensorSpec(I64, (SIZE,), (stride,), start, buffer)
 
 
-places = st.builds(
-    tensor, st.integers(0, SHARED - 1), st.integers(0, ELEMENTS - 2 * SIZE), st.integers(1, 2)
-)
+places = st.builds(tensor, st.integers(0, SHARED - 1), st.integers(0, ELEMENTS - 2 * SIZE), st.integers(1, 2))
 
 
 @st.composite
@@ -175,8 +173,7 @@ def test_a_missing_wait_is_caught(monkeypatch):
     monkeypatch.setattr("kagent_core.execute.launch.plan_streams", lambda *args: everyone_alone)
     runtime = FakeRuntime(streams=2, delay_ms=3.0)
     with pytest.raises(KernelExecutionError, match="had finished") as caught:
-        for _ in range(5):
-            on_device(build(chain(4)), runtime)
+        on_device(build(chain(4)), runtime, times=5)
     assert isinstance(caught.value.__cause__, HazardError)
 
 

@@ -263,9 +263,7 @@ def test_a_half_is_converted_not_copied():
 @given(st.complex_numbers(allow_nan=False))
 def test_complex_numbers(value):
     parts = (ctypes.c_float(value.real), ctypes.c_float(value.imag))
-    lost = any(
-        math.isfinite(x) and math.isinf(y.value) for x, y in zip((value.real, value.imag), parts, strict=True)
-    )
+    lost = any(math.isfinite(x) and math.isinf(y.value) for x, y in zip((value.real, value.imag), parts, strict=True))
     if lost:
         assert "would become infinite" in refusal("float2", value)
     else:

@@ -81,9 +81,7 @@ def test_config_survives_pickling() -> None:
     assert hash(again) == hash(config)
 
 
-def test_keywords_alone_ignore_the_environment_and_the_file(
-    monkeypatch: pytest.MonkeyPatch, project: Path
-) -> None:
+def test_keywords_alone_ignore_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     monkeypatch.setenv("KAGENT_DEVICE", "cuda")
     (project / "kagent.toml").write_text("threads = 3")
     assert Config() == Config(device="auto", threads=None)
@@ -124,9 +122,7 @@ def test_devices(device: str) -> None:
     assert Config(device=device).device == device
 
 
-def test_paths_are_absolute_and_the_home_directory_is_expanded(
-    monkeypatch: pytest.MonkeyPatch, project: Path
-) -> None:
+def test_paths_are_absolute_and_the_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("USERPROFILE", "/home/somebody")
     assert Config(dump="~/dumps").dump == Path("/home/somebody/dumps").absolute()
@@ -250,16 +246,12 @@ def test_an_unknown_variable_names_the_nearest_one(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError) as caught:
         load_config()
     assert caught.value.message == "unknown environment variable KAGENT_DEVISE"
-    assert (caught.value.hint or "").startswith(
-        "did you mean 'KAGENT_DEVICE'? the keys are KAGENT_CACHE_DIR,"
-    )
+    assert (caught.value.hint or "").startswith("did you mean 'KAGENT_DEVICE'? the keys are KAGENT_CACHE_DIR,")
 
 
 def test_a_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAGENT_THREADS", "many")
-    with pytest.raises(
-        ConfigError, match=r"^environment variable KAGENT_THREADS is 'many', expected a whole"
-    ):
+    with pytest.raises(ConfigError, match=r"^environment variable KAGENT_THREADS is 'many', expected a whole"):
         load_config()
 
 
@@ -276,9 +268,7 @@ def test_kagent_toml(project: Path) -> None:
 
 
 def test_pyproject_table(project: Path) -> None:
-    (project / "pyproject.toml").write_text(
-        '[project]\nname = "x"\n[tool.kagent]\nmissing-kernel = "error"\n'
-    )
+    (project / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.kagent]\nmissing-kernel = "error"\n')
     assert load_config() == Config(missing_kernel="error")
 
 
@@ -328,9 +318,7 @@ def test_a_named_pyproject_needs_the_table(project: Path) -> None:
 
 
 def test_a_named_file_that_is_not_there(project: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"cannot read the config file .*lost\.toml: No such file"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*lost\.toml: No such file") as caught:
         load_config(config_file=project / "lost.toml")
     assert "KAGENT_CONFIG" in (caught.value.hint or "")
 
@@ -422,13 +410,9 @@ def test_text_encodings(project: Path) -> None:
 # -- precedence and provenance -------------------------------------------------------------------------------
 
 
-def test_option_over_environment_over_file_over_default(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_option_over_environment_over_file_over_default(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = project / "kagent.toml"
-    path.write_text(
-        'device = "file"\nfallback-device = "file"\nthreads = 1\nplacement = {"aten::a" = "file"}'
-    )
+    path.write_text('device = "file"\nfallback-device = "file"\nthreads = 1\nplacement = {"aten::a" = "file"}')
     monkeypatch.setenv("KAGENT_DEVICE", "env")
     monkeypatch.setenv("KAGENT_FALLBACK_DEVICE", "env")
     monkeypatch.setenv("KAGENT_PLACEMENT", "aten::b=env")

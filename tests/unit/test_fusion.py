@@ -565,6 +565,28 @@ def test_a_dtype_that_the_fused_kernel_does_not_take_leaves_single_operators():
     assert reason(plan, 0, 1) == (False, "kernel 'toy_relu_sigmoid' takes float64, not float32")
 
 
+def test_a_group_of_two_branches_that_is_refused_is_looked_at_once():
+    calls = [
+        relu(0, tensor(0, 4), tensor(2, 4)),
+        unary(1, SIGMOID, tensor(1, 4), tensor(3, 4)),
+        binary(2, ADD, tensor(2, 4), tensor(3, 4), tensor(4, 4)),
+    ]
+    plan = analyze(calls, fused(RELU, SIGMOID, ADD, dtypes={"float64"}))
+    assert {d.reason for d in plan.decisions} == {"kernel 'toy_relu_sigmoid_add.Tensor' takes float64, not float32"}
+
+
+def test_operators_come_in_the_programs_order():
+    calls = [
+        relu(0, tensor(0, 4), tensor(2, 4)),
+        unary(1, SIGMOID, tensor(1, 4), tensor(3, 4)),
+        binary(2, ADD, tensor(2, 4), tensor(3, 4), tensor(4, 4)),
+    ]
+    by_name = [Parameter(name, "const float*", Access.IN) for name in ("self", "self1")]
+    parameters = (*by_name, Parameter("out", "float*", Access.OUT))
+    assert groups(analyze(calls, fused(RELU, SIGMOID, ADD, parameters=parameters))) == [(0, 1, 2)]
+    assert groups(analyze(calls, fused(SIGMOID, RELU, ADD, parameters=parameters))) == [(0,), (1,), (2,)]
+
+
 def test_kernels_that_tie_are_an_error():
     with pytest.raises(RegistryError, match="2 kernels of 'toy' with priority 0 accept"):
         analyze(chain(RELU, SIGMOID), fused(RELU, SIGMOID, name="a"), fused(RELU, SIGMOID, name="b"))
@@ -705,7 +727,8 @@ def test_fuel_counts_only_pairs_that_would_fuse():
     calls = chain("aten::neg", RELU, SIGMOID, RELU, SIGMOID)
     plan = analyze(calls, fused(RELU, SIGMOID), config=Config(fusion_fuel=1))
     assert groups(plan) == [(0,), (1, 2), (3,), (4,)]
-    assert reason(plan, 0, 1)[1] == "op_1 is in kernel 'toy_relu_sigmoid', which ends there"
+    told = "not without the limit of fusion_fuel either: op_1 is in kernel 'toy_relu_sigmoid', which ends there"
+    assert reason(plan, 0, 1)[1] == told
     assert reason(plan, 3, 4)[1].startswith("out of fuel")
 
 

@@ -120,9 +120,7 @@ def test_a_wrong_argument_is_refused(hooks):
         def kagent_devices(self, config, verbose):
             return []
 
-    with pytest.raises(
-        PluginError, match=r"plugin 'toy' does not fit kagent's hooks.*kagent_devices.*verbose"
-    ):
+    with pytest.raises(PluginError, match=r"plugin 'toy' does not fit kagent's hooks.*kagent_devices.*verbose"):
         hooks.register(WrongArgument(), "toy")
     assert hooks.implementers("kagent_contract_version") == []
     hooks.register(Versioned(), "toy")
@@ -139,9 +137,7 @@ def test_a_forgotten_marker_is_refused(hooks):
 
 
 def test_a_class_in_place_of_an_instance_is_refused(hooks):
-    with pytest.raises(
-        PluginError, match="plugin 'toy' is the class Versioned, not a module or an instance"
-    ) as e:
+    with pytest.raises(PluginError, match="plugin 'toy' is the class Versioned, not a module or an instance") as e:
         hooks.register(Versioned, "toy")
     assert e.value.hint == "give an instance: Versioned()"
 

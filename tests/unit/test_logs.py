@@ -176,9 +176,7 @@ def test_configuring_again_prints_once_and_to_the_latest_stream() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_line_that_the_root_logger_prints_is_not_printed_again(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_the_root_logger_prints_is_not_printed_again(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with quiet_root() as root:
         stderr, programs = io.StringIO(), io.StringIO()
         monkeypatch.setattr(sys, "stderr", stderr)

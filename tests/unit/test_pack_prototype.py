@@ -17,11 +17,11 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from kagent_core.errors import PackingError
-from kagent_core.prototype.abi import Abi
 from kagent_core.extract.pack_prototype import PrototypePacker, check_sizes, has_prototype
 from kagent_core.extract.packing import CallPacker
 from kagent_core.extract.parameter_buffer import collect_parameters
 from kagent_core.prototype import parse_prototype
+from kagent_core.prototype.abi import Abi
 from kagent_core.specs import Access, DType, KernelDescriptor, PackedArg, Parameter
 
 from .builders import call, task, tensor
@@ -115,16 +115,10 @@ def test_properties_are_those_of_the_first_result_or_of_what_is_written():
     assert pack(nothing, *both, Parameter("numel", "int"))[3].value == 6
     in_place = call(0, "aten::copy_", {"self": X, "src": Y}, [X], written=[X])
     assert (
-        pack(in_place, Parameter("self", "float*"), Parameter("src", "void"), Parameter("numel", "int"))[
-            1
-        ].value
-        == 6
+        pack(in_place, Parameter("self", "float*"), Parameter("src", "void"), Parameter("numel", "int"))[1].value == 6
     )
     writes = call(0, "aten::record_stream", {"self": X, "s": 0}, [], written=[X])
-    assert (
-        pack(writes, Parameter("self", "float*"), Parameter("s", "void"), Parameter("numel", "int"))[1].value
-        == 6
-    )
+    assert pack(writes, Parameter("self", "float*"), Parameter("s", "void"), Parameter("numel", "int"))[1].value == 6
     checks = call(0, "aten::_assert_async", {"self": X}, [])
     assert (
         "'numel' of kernel 'k' for aten::_assert_async is neither"
@@ -192,9 +186,7 @@ def test_torchs_own_values_become_text_and_numbers():
         "f32": "dtype == 'float32'", "dense": "layout == 'strided'", "host": "device == 'cpu'",
         "last": "memory_format == 'channels_last'",
     }  # fmt: skip
-    packed = values(
-        one, SELF, RESULT, *(Parameter(name, "uint8_t", derived=text) for name, text in flags.items())
-    )
+    packed = values(one, SELF, RESULT, *(Parameter(name, "uint8_t", derived=text) for name, text in flags.items()))
     assert [packed[name] for name in flags] == [1, 1, 1, 1]
 
 
@@ -213,18 +205,14 @@ def test_symbolic_numbers_become_plain_ones():
 
 
 def test_what_describes_the_result_is_not_ignored_by_leaving_it_out():
-    one = call(
-        0, "aten::full", {"size": (2, 3), "fill_value": 7, "dtype": torch.float32, "pin_memory": False}, [OUT]
-    )
+    one = call(0, "aten::full", {"size": (2, 3), "fill_value": 7, "dtype": torch.float32, "pin_memory": False}, [OUT])
     packed = values(one, RESULT, Parameter("fill_value", "float"), Parameter("size", "void"))
     assert packed == {"out": OUT, "fill_value": 7.0}
 
 
 def test_in_place():
     one = call(0, "aten::add_.Tensor", {"self": X, "other": Y}, [X], written=[X])
-    assert pack(one, Parameter("self", "float*"), OTHER)[0] == PackedArg(
-        "self", X, Access.INOUT, type="float*"
-    )
+    assert pack(one, Parameter("self", "float*"), OTHER)[0] == PackedArg("self", X, Access.INOUT, type="float*")
     three = pack(one, SELF, OTHER, RESULT)
     assert [(arg.value, arg.access) for arg in three] == [(X, Access.IN), (Y, Access.IN), (X, Access.OUT)]
 
@@ -272,9 +260,7 @@ def test_pointers_to_each_dtype(dtype):
     target = tensor(1, 2, dtype=source.dtype)
     pointers = Parameter("self", f"const {spelled[dtype]}*"), Parameter("out", f"{spelled[dtype]}*")
     assert [arg.value for arg in pack(relu_of(source, target), *pointers)] == [source, target]
-    assert [
-        arg.value for arg in pack(relu_of(source, target), Parameter("self", "void*", Access.IN), pointers[1])
-    ]
+    assert [arg.value for arg in pack(relu_of(source, target), Parameter("self", "void*", Access.IN), pointers[1])]
 
 
 # -- what is refused
@@ -325,9 +311,7 @@ def test_numbers_and_none_for_pointers():
         in error.message
     )
     missing = call(0, "aten::index.Tensor", {"self": X, "indices": (None, Y)}, [OUT])
-    error = refusal(
-        missing, SELF, RESULT, Parameter("indices0", "const long*"), Parameter("indices1", "const float*")
-    )
+    error = refusal(missing, SELF, RESULT, Parameter("indices0", "const long*"), Parameter("indices1", "const float*"))
     assert (
         "'indices0' of kernel 'k' for aten::index.Tensor is a const int64_t* and takes a tensor, not None"
         in error.message
@@ -339,9 +323,7 @@ def test_ignored_arguments():
     error = refusal(add(alpha=2), SELF, OTHER, RESULT)
     assert error.message == "kernel 'k' for aten::add.Tensor ignores alpha=2, whose default is 1"
     assert pack(add(alpha=1), SELF, OTHER, RESULT) == pack(add(), SELF, OTHER, RESULT)
-    assert pack(add(alpha=2), SELF, OTHER, RESULT, Parameter("alpha", "void")) == pack(
-        add(), SELF, OTHER, RESULT
-    )
+    assert pack(add(alpha=2), SELF, OTHER, RESULT, Parameter("alpha", "void")) == pack(add(), SELF, OTHER, RESULT)
     summed = call(0, "aten::sum.dim_IntList", {"self": X, "dim": None, "keepdim": True}, [OUT])
     assert "ignores keepdim=True, whose default is False" in refusal(summed, SELF, RESULT).message
     named = call(0, "aten::gelu", {"self": X, "approximate": "tanh"}, [OUT])
@@ -351,21 +333,14 @@ def test_ignored_arguments():
 def test_a_nan_is_the_nan_that_the_kernel_is_right_for():
     nan = Parameter("alpha", "void", derived="nan")
     assert len(pack(add(alpha=math.nan), SELF, OTHER, RESULT, nan)) == 3
-    assert (
-        "ignores alpha=1.0, and is right only for nan"
-        in refusal(add(alpha=1.0), SELF, OTHER, RESULT, nan).message
-    )
-    assert (
-        "ignores alpha=nan, whose default is 1" in refusal(add(alpha=math.nan), SELF, OTHER, RESULT).message
-    )
+    assert "ignores alpha=1.0, and is right only for nan" in refusal(add(alpha=1.0), SELF, OTHER, RESULT, nan).message
+    assert "ignores alpha=nan, whose default is 1" in refusal(add(alpha=math.nan), SELF, OTHER, RESULT).message
 
 
 def test_tensors_of_a_list_that_would_be_ignored():
     one = call(0, "aten::cat", {"tensors": (X, Y, X), "dim": 0}, [OUT])
     error = refusal(one, Parameter("tensors0", "const float*"), RESULT)
-    assert (
-        error.message == "kernel 'k' for aten::cat takes 1 tensors of 'tensors', and would ignore the other 2"
-    )
+    assert error.message == "kernel 'k' for aten::cat takes 1 tensors of 'tensors', and would ignore the other 2"
     assert "'tensors2'" in error.hint
 
 
@@ -390,9 +365,7 @@ def test_a_derived_value_that_has_none():
 
 
 def test_a_prototype_that_does_not_fit_the_operator():
-    assert (
-        "neither an argument nor a result" in refusal(RELU, SELF, RESULT, Parameter("alpha", "int")).message
-    )
+    assert "neither an argument nor a result" in refusal(RELU, SELF, RESULT, Parameter("alpha", "int")).message
 
 
 def test_a_kernel_with_a_prototype_cannot_allocate():
@@ -524,8 +497,7 @@ def prototypes(draw):
         arguments[name] = value
         chosen.append(Parameter(name, spelling if draw(st.booleans()) else "void"))
     chosen += [
-        Parameter(f"d{i}", draw(st.sampled_from(list(BITS))), derived=f"self.size({i}) * {i + 1}")
-        for i in range(2)
+        Parameter(f"d{i}", draw(st.sampled_from(list(BITS))), derived=f"self.size({i}) * {i + 1}") for i in range(2)
     ]
     return draw(st.permutations([*chosen, SELF, RESULT])), arguments
 
@@ -549,9 +521,7 @@ def test_random_prototypes_read_back_byte_exactly(drawn):
     every = {**arguments, "d0": 3, "d1": 10}
     for parameter in numbers:
         value = getattr(there, parameter.name)
-        assert (list(value) if "[" in parameter.type else value) == _expected(
-            parameter.type, every[parameter.name]
-        )
+        assert (list(value) if "[" in parameter.type else value) == _expected(parameter.type, every[parameter.name])
     placed = [slot.offset for slot in slots if slot is not None]
     assert placed == [getattr(layout, parameter.name).offset for parameter in numbers]
     assert [arg.value for arg in packed if arg.access is Access.IN] == [source]
@@ -588,9 +558,7 @@ void launch(void** at) {
 def test_a_compiled_kernel_sees_what_was_packed(tmp_path):
     """Through addresses of the parameters, as a driver takes them."""
     (tmp_path / "kernel.c").write_text(KERNEL)
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", tmp_path / "kernel.so", tmp_path / "kernel.c"], check=True
-    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "kernel.so", tmp_path / "kernel.c"], check=True)
     library = ctypes.CDLL(tmp_path / "kernel.so")
     arguments = {
         "i0": -7,
@@ -604,9 +572,7 @@ def test_a_compiled_kernel_sees_what_was_packed(tmp_path):
         "s0": 1,
     }
     one = call(0, "kagent_packing_test::many", {"self": X, **arguments}, [OUT])
-    prototype = parse_prototype(
-        KERNEL, "kernel", derived={"n": "self.numel() * 2 ** 40"}, ignore=["i2", "l1", "s0"]
-    )
+    prototype = parse_prototype(KERNEL, "kernel", derived={"n": "self.numel() * 2 ** 40"}, ignore=["i2", "l1", "s0"])
     packed = PrototypePacker().pack(one, kernel(one.signature, prototype))
     buffer, [slots] = collect_parameters([task_with(packed)])
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kagent_core.errors import PackingError
-from kagent_core.prototype.abi import Abi
 from kagent_core.extract.parameter_buffer import ParameterBuffer, collect_parameters
+from kagent_core.prototype.abi import Abi
 from kagent_core.specs import Access, KernelDescriptor, PackedArg
 
 from .builders import task, tensor
@@ -33,9 +33,7 @@ TYPES = {
 
 def filled(*spellings):
     buffer = ParameterBuffer()
-    slots = [
-        buffer.append(spelling, TYPES[spelling][1], f"parameter {i}") for i, spelling in enumerate(spellings)
-    ]
+    slots = [buffer.append(spelling, TYPES[spelling][1], f"parameter {i}") for i, spelling in enumerate(spellings)]
     buffer.freeze()
     return buffer, slots
 
@@ -77,9 +75,7 @@ def test_patching_changes_the_value_in_place_for_all_who_look_at_it():
     views = [buffer.view(slot) for slot in (first, second, third)]
     addresses = [buffer.address(slot) for slot in (first, second, third)]
     buffer.patch(second, 0.1)
-    assert (
-        buffer.value(second) == ctypes.c_float.from_address(addresses[1]).value == ctypes.c_float(0.1).value
-    )
+    assert buffer.value(second) == ctypes.c_float.from_address(addresses[1]).value == ctypes.c_float(0.1).value
     assert bytes(views[1]) == bytes(ctypes.c_float(0.1))
     assert (buffer.value(first), buffer.value(third)) == (TYPES["int32_t"][1], (1, -2, 3))
     buffer.patch(third, (7,))

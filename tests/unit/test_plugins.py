@@ -482,9 +482,7 @@ def test_a_blocked_stage_is_left_out():
 
 
 def test_blocking_settles_a_conflict():
-    manager = manager_of(
-        Point("toy", Toy(), "a"), Point("toy", Toy(), "b"), config=Config(plugins_block="toy")
-    )
+    manager = manager_of(Point("toy", Toy(), "a"), Point("toy", Toy(), "b"), config=Config(plugins_block="toy"))
     assert entry_of(manager, "toy").state is PluginState.BLOCKED
 
 
@@ -574,9 +572,7 @@ def test_a_plugin_that_finds_no_device_is_named(found):
 
 def test_an_unknown_type_says_the_nearest():
     manager = manager_of(Point("opencl", Toy("opencl")), Point("toy", Toy()))
-    with pytest.raises(
-        DeviceError, match="brings the device type 'opencil'; there is 'opencl' or 'toy'"
-    ) as e:
+    with pytest.raises(DeviceError, match="brings the device type 'opencil'; there is 'opencl' or 'toy'") as e:
         manager.resolve("opencil:0")
     assert "did you mean 'opencl'?" in e.value.hint
 
@@ -691,9 +687,7 @@ def test_a_provider_that_gives_something_else_is_named(hook):
 def test_a_provider_that_raises_is_named_and_opens_nothing(hook):
     plugin = with_provider(hook, lambda: {}["driver"])
     manager = manager_of(Point("toy", plugin))
-    with pytest.raises(
-        DeviceError, match=f"'toy:0' cannot be opened: {hook} failed with KeyError: 'driver'"
-    ) as e:
+    with pytest.raises(DeviceError, match=f"'toy:0' cannot be opened: {hook} failed with KeyError: 'driver'") as e:
         manager.open(manager.resolve("toy"))
     assert isinstance(e.value.__cause__, KeyError)
     assert "runtime" not in plugin.asked, "a runtime was opened that nobody can close"

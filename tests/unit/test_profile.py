@@ -80,9 +80,7 @@ def warnings_of(caplog):
 
 
 def test_a_problem_is_readable():
-    addmm = call_of(
-        spec(4, strides=(2,)), spec(8, 16), spec(16, 4), signature="aten::addmm", output=spec(8, 4)
-    )
+    addmm = call_of(spec(4, strides=(2,)), spec(8, 16), spec(16, 4), signature="aten::addmm", output=spec(8, 4))
     assert problem_key([addmm]) == "aten::addmm(f32[4], f32[8,16]:c, f32[16,4]:c) -> f32[8,4]:c"
     assert problem_key([call_of(spec()), addmm]).startswith("aten::relu(f32[]:c) -> f32[]:c; aten::addmm(")
 
@@ -101,12 +99,8 @@ def test_problems_differ_by_what_makes_a_kernel_faster_or_slower():
 
 
 def test_problems_do_not_differ_by_scalars():
-    one = OpCall(
-        0, "a", "aten::add.Scalar", {"self": spec(2), "other": 1}, (spec(2),), (spec(2),), (spec(2),)
-    )
-    two = OpCall(
-        5, "b", "aten::add.Scalar", {"self": spec(2), "other": 2}, (spec(2),), (spec(2),), (spec(2),)
-    )
+    one = OpCall(0, "a", "aten::add.Scalar", {"self": spec(2), "other": 1}, (spec(2),), (spec(2),), (spec(2),))
+    two = OpCall(5, "b", "aten::add.Scalar", {"self": spec(2), "other": 2}, (spec(2),), (spec(2),), (spec(2),))
     assert problem_key([one]) == problem_key([two])
 
 
@@ -424,9 +418,7 @@ def test_records_that_are_lost_are_told(path, monkeypatch, caplog):
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         agent.close()
-    assert warnings_of(caplog) == [
-        f"1 timings and 0 launch configs were not written: '{path}' is in use by others"
-    ]
+    assert warnings_of(caplog) == [f"1 timings and 0 launch configs were not written: '{path}' is in use by others"]
 
 
 # -- accidents

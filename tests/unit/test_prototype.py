@@ -60,18 +60,13 @@ ADD = [
     ],
 )
 def test_three_spellings_of_one_prototype(text):
-    parsed = [
-        (name, spelling.removeprefix("std::"))
-        for name, spelling in declared(text, derived={"n": "out.numel()"})
-    ]
+    parsed = [(name, spelling.removeprefix("std::")) for name, spelling in declared(text, derived={"n": "out.numel()"})]
     assert parsed == ADD
 
 
 def test_access_and_derivation():
     text = "void f(const float* self, float* out, const float* bias, long n)"
-    assert parse_prototype(
-        text, derived={"n": "out.numel()"}, optional=["bias"], ignore=["dim"], only={"p": 2.0}
-    ) == (
+    assert parse_prototype(text, derived={"n": "out.numel()"}, optional=["bias"], ignore=["dim"], only={"p": 2.0}) == (
         Parameter("self", "const float*", Access.IN),
         Parameter("out", "float*"),
         Parameter("bias", "const float*", Access.IN, optional=True),
@@ -177,9 +172,7 @@ def declarations(draw):
         if pointer:
             restrict = {"opencl": "restrict", "cuda": "__restrict__", "c": "restrict"}[language]
             words += ["*", *draw(st.lists(st.sampled_from(["const", restrict]), unique=True))]
-        expected.append(
-            (f"p{number}", f"{'const ' if const and pointer else ''}{base}{'*' if pointer else ''}")
-        )
+        expected.append((f"p{number}", f"{'const ' if const and pointer else ''}{base}{'*' if pointer else ''}"))
         spelled.append(draw(NOISE).join([*words, f"p{number}"]))
     before, after = {
         "opencl": ("__kernel __attribute__((reqd_work_group_size(8, 8, 1))) void", ""),
@@ -206,9 +199,7 @@ def test_no_parameters(inside):
 
 @pytest.mark.parametrize("space", ["__constant", "constant", "__global const"])
 def test_read_only_memory_is_const(space):
-    assert parse_prototype(f"kernel void f({space} float* self)") == (
-        Parameter("self", "const float*", Access.IN),
-    )
+    assert parse_prototype(f"kernel void f({space} float* self)") == (Parameter("self", "const float*", Access.IN),)
 
 
 @pytest.mark.parametrize(
@@ -307,9 +298,7 @@ def test_const_is_read_and_the_rest_is_written():
     assert accesses(bind("aten::add.Tensor", SELF, OTHER, OUT)) == [Access.IN, Access.IN, Access.OUT]
     in_place = bind("aten::add_.Tensor", Parameter("self", "float*"), OTHER)
     assert accesses(in_place) == [Access.INOUT, Access.IN]
-    overwritten = bind(
-        "aten::copy_", Parameter("self", "float*", Access.OUT), Parameter("src", "const float*")
-    )
+    overwritten = bind("aten::copy_", Parameter("self", "float*", Access.OUT), Parameter("src", "const float*"))
     assert accesses(overwritten) == [Access.OUT, Access.IN]
     into = bind("aten::add_.Tensor", SELF, OTHER, Parameter("out", "float*", Access.INOUT))
     assert accesses(into) == [Access.IN, Access.IN, Access.INOUT]

@@ -52,9 +52,7 @@ def test_device_names_are_read_and_printed_alike(text, device):
     assert str(device) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "CPU", "cuda:", ":0", "cuda:-1", "cuda:0 ", "cuda:x", "cuda:0:1", "2d", "a-b"]
-)
+@pytest.mark.parametrize("text", ["", "CPU", "cuda:", ":0", "cuda:-1", "cuda:0 ", "cuda:x", "cuda:0:1", "2d", "a-b"])
 def test_what_is_no_device_name_is_refused(text):
     with pytest.raises(DeviceError) as caught:
         Device.parse(text)
@@ -147,13 +145,8 @@ def test_specs_print_as_people_write_them():
 
 def test_a_call_prints_its_arguments_and_results():
     x = spec(2, 3)
-    call = OpCall(
-        7, "add_1", "aten::add.Tensor", {"self": x, "alpha": 2, "sizes": (1, x)}, (x,), (x,), (x, None)
-    )
-    assert (
-        str(call)
-        == "add_1: aten::add.Tensor(self=f32[2, 3], alpha=2, sizes=[1, f32[2, 3]]) -> (f32[2, 3], None)"
-    )
+    call = OpCall(7, "add_1", "aten::add.Tensor", {"self": x, "alpha": 2, "sizes": (1, x)}, (x,), (x,), (x, None))
+    assert str(call) == "add_1: aten::add.Tensor(self=f32[2, 3], alpha=2, sizes=[1, f32[2, 3]]) -> (f32[2, 3], None)"
 
 
 def test_tensors_are_found_in_nested_arguments_in_order():

@@ -160,7 +160,6 @@ def chain():
     [
         (Config(fusion=False), None, "fusion is switched off by config (fusion = false)"),
         (Config(fusion=False), object(), "fusion is switched off by config (fusion = false)"),
-        (Config(fusion_rules=["views"]), None, "rule 'pointwise' is switched off by config (fusion_rules)"),
     ],
 )
 def test_every_neighbouring_pair_has_a_reason(config, printer, reason):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kagent_core.config import FUSION_RULES, Config
@@ -54,10 +55,10 @@ class FusionChecker:
         """
         flow = DataFlow(calls, kept)
         if not self._config.fusion:
-            reason = "fusion is switched off by config (fusion = false)"
-            verdicts = {pair: Verdict(False, reason) for pair in flow.pairs()}
-        else:
-            verdicts = {pair: judge(flow, *pair, self._rules) for pair in flow.pairs()}
+            return _no_fusion(flow, lambda *pair: "fusion is switched off by config (fusion = false)")
+        if opened.printer is None and not any(kernel.fuses for kernel in opened.registry.kernels()):
+            return _no_fusion(flow, functools.partial(_no_kernel, opened))
+        verdicts = {pair: judge(flow, *pair, self._rules) for pair in flow.pairs()}
         outcome = self._fuse(flow, verdicts, opened)
         fuel = self._config.fusion_fuel
         fused = [pair for pair in verdicts if outcome.is_fused(pair)]
@@ -67,7 +68,7 @@ class FusionChecker:
             # what was not fused at first must not be fused now in the place of what was
             at_first = set(fused)
             for pair in (pair for pair in verdicts if pair not in at_first and verdicts[pair].allowed):
-                verdicts[pair] = Verdict(False, outcome.reason(pair))
+                verdicts[pair] = Verdict(False, f"not without the limit of fusion_fuel either: {outcome.reason(pair)}")
             outcome = self._fuse(flow, verdicts, opened)
         return outcome.plan()
 
@@ -91,6 +92,20 @@ class FusionChecker:
             generated.grow(outcome.groups, fixed=registered.used)
             outcome.notes |= generated.notes
         return outcome
+
+
+def _no_fusion(flow: DataFlow, reason: Callable[[OpCall, OpCall], str]) -> FusionPlan:
+    """Return the plan in which every call is a group of its own."""
+    calls = flow.calls
+    decisions = (FusionDecision(calls[p].id, calls[c].id, False, reason(calls[p], calls[c])) for p, c in flow.pairs())
+    return FusionPlan(tuple(FusionGroup((call.id,)) for call in calls), tuple(decisions))
+
+
+def _no_kernel(opened: OpenDevice, first: OpCall, then: OpCall) -> str:
+    return (
+        f"no kernel of {opened.device} fuses {first.signature} with {then.signature}, and {opened.device} has no code "
+        "generator to make one"
+    )
 
 
 @dataclass
@@ -168,17 +183,16 @@ class _Outcome:
         if taken is not None and len(self.members_of(taken)) > 1:
             return f"{self.flow.calls[taken].name} is in kernel '{self.kernels[taken].name}', which ends there"
         noted = self.registered.notes.get(pair) if self.registered is not None else None
-        return self.notes.get(pair) or noted or self._no_kernel(pair)
+        return self.notes.get(pair) or noted or self._without_kernel(pair)
 
     def _generated(self, producer: int) -> str:
         if not self._is_read_outside(producer):
             return "a generated kernel"
         return "a generated kernel, which also writes what others read"
 
-    def _no_kernel(self, pair: PairKey) -> str:
+    def _without_kernel(self, pair: PairKey) -> str:
         first, then = (self.flow.calls[p] for p in pair)
-        device = self.opened.device
-        told = f"no kernel of {device} fuses {first.signature} with {then.signature}"
         if self.registered is not None and self.registered.fuses(first, then):
+            told = f"no kernel of {self.opened.device} fuses {first.signature} with {then.signature}"
             return f"{told} and just what is around the two"
-        return f"{told}, and {device} has no code generator to make one"
+        return _no_kernel(self.opened, first, then)

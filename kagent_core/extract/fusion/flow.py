@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 
 from kagent_core.extract.hazards import HazardTracker
@@ -25,8 +26,6 @@ class DataFlow:
         For each call, who wrote what it reads, with the tensors that it reads of each.
     readers
         For each call, who reads what it wrote.
-    followers
-        For each call, the later ones that must wait for it: readers, and those that write what it reads or wrote.
     """
 
     def __init__(self, calls: Sequence[OpCall], kept: Collection[int] | None = None) -> None:
@@ -34,17 +33,22 @@ class DataFlow:
         self._kept = kept
         self.producers: list[dict[int, list[TensorSpec]]] = []
         self.readers: list[list[int]] = [[] for _ in calls]
-        self.followers: list[set[int]] = [set() for _ in calls]
         self._writers = _Writers()
         self._mixed: dict[tuple[int, int], int] = {}
-        hazards = HazardTracker()
         for position, call in enumerate(self.calls):
             self._add_reads(position, call)
-            reads, writes = memory_ranges((call,))
-            for earlier in hazards.add(position, reads, writes):
-                self.followers[earlier].add(position)
             for spec in call.outputs:
                 self._writers.add(position, spec)
+
+    @functools.cached_property
+    def followers(self) -> list[set[int]]:
+        """For each call, the later ones that must wait for it: readers, and writers of what it reads or wrote."""
+        found: list[set[int]] = [set() for _ in self.calls]
+        hazards = HazardTracker()
+        for position, call in enumerate(self.calls):
+            for earlier in hazards.add(position, *memory_ranges((call,))):
+                found[earlier].add(position)
+        return found
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield every pair of neighbours (producer, consumer), by consumer."""

@@ -131,7 +131,7 @@ def _disagreement(calls: Sequence[OpCall], inner: Collection[int]) -> str | None
 
 def _fits(loops: Loops, nest: Loops) -> bool:
     """Whether a loop goes over the nest, over what it leaves, or over something that is broadcast into it."""
-    if loops.reduced or math.prod(loops.full) in (math.prod(nest.full), math.prod(nest.kept)):
+    if math.prod(loops.full) in (math.prod(nest.full), math.prod(nest.kept)):
         return True
     missing = len(nest.full) - len(loops.full)
     if missing < 0:

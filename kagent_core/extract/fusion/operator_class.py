@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from kagent_core.specs import OpCall
 
@@ -43,9 +45,14 @@ def class_of(call: OpCall) -> OperatorClass:
         return OperatorClass.REDUCTION
     if call.signature in UNTAGGED_POINTWISE:
         return OperatorClass.POINTWISE
-    # the tags are torch's, and overloads of a user's own library have them too
-    tags = () if call.overload is None else call.overload.tags
-    return OperatorClass.POINTWISE if any(tag.name == _POINTWISE_TAG for tag in tags) else OperatorClass.OTHER
+    tagged = call.overload is not None and _is_tagged(call.overload)
+    return OperatorClass.POINTWISE if tagged else OperatorClass.OTHER
+
+
+@functools.cache
+def _is_tagged(overload: Any) -> bool:
+    """Whether torch's own tags, which the operators of a user's library can have too, say that it is pointwise."""
+    return any(tag.name == _POINTWISE_TAG for tag in overload.tags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ class RegisteredKernels:
         for fuses in self._sequences:
             if self._flow.calls[position].signature not in fuses[:-1]:
                 continue
-            for sink in range(position + 1, len(self._flow.calls)):
+            for sink in self._downstream(position, steps=len(fuses) - 1):
                 if sink in taken or self._flow.calls[sink].signature != fuses[-1]:
                     continue
                 match = self._find(sink, fuses, groups, shared=position)
@@ -261,6 +261,15 @@ class RegisteredKernels:
                     found.append(match)
                     taken.update(p for p in match.members if p != position)
         return tuple(found)
+
+    def _downstream(self, position: int, steps: int) -> list[int]:
+        """Return the calls that a value reaches through so many results at most."""
+        reached: set[int] = set()
+        last = {position}
+        for _ in range(steps):
+            last = {reader for made in last for reader in self._flow.readers[made]} - reached
+            reached |= last
+        return sorted(reached)
 
     def _accept(self, found: Recomputed, groups: Groups) -> bool:
         """Merge in `groups` what a value's kernels compute, unless one of them would have to wait for itself."""

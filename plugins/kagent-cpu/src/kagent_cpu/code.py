@@ -60,8 +60,7 @@ class SegmentWriter:
         self._planned_names: dict[int, str] = {}
         self._results = [list(task.results) for task in segment.tasks]
         self._into_arena = [
-            self._writes_into_arena(task, results)
-            for task, results in zip(segment.tasks, self._results, strict=True)
+            self._writes_into_arena(task, results) for task, results in zip(segment.tasks, self._results, strict=True)
         ]
         made = zip(self._results, self._into_arena, strict=True)
         self._in_arena = {spec.buffer for results, into_arena in made if into_arena for spec in results}
@@ -274,5 +273,3 @@ def _returns_list(task: KernelTask) -> bool:
     """Whether the operator returns a list among its results, so that they must be flattened."""
     overload = task.calls[0].overload if len(task.calls) == 1 else None
     return overload is not None and any("List" in str(r.type) or "[]" in str(r.type) for r in overload._schema.returns)
-
-

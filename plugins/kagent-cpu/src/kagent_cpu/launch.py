@@ -26,9 +26,7 @@ class ChunkDeriver(LaunchConfigDeriver):
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads
 
-    def derive(
-        self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo
-    ) -> LaunchConfig:
+    def derive(self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo) -> LaunchConfig:
         """Return the launch config. Never None: ATen's kernels take empty tensors, and may have work to do."""
         specs = [spec for call in calls for spec in (*call.inputs, *call.outputs)]
         elements = max((spec.numel for spec in specs), default=0)

@@ -147,8 +147,8 @@ class CpuSegment(SealedSegment):
         """Return a kernel's result laid out as the program expects, on memory that nobody else writes.
 
         Capture's strides come from meta kernels. Where a kernel lays its result out otherwise, or hands back memory of
-        the arena or of one of the tensors that it was `given`, the result is copied. Strides of dimensions of size 1 lay
-        nothing out: there the kernel's own stay, which are eager's.
+        the arena or of one of the tensors that it was `given`, the result is copied. Strides of dimensions of size 1
+        lay nothing out: there the kernel's own stay, which are eager's.
         """
         shape, strides, spec = geometry
         if result is None:  # ATen's undefined tensor, as for a workspace that this call does not need

@@ -77,8 +77,6 @@ def _tensor(arg: Any) -> Any:
     if not isinstance(arg, PointerArg):
         return arg
     shift = arg.byte_offset // arg.spec.dtype.itemsize
-    spec = TensorSpec(
-        arg.spec.dtype, arg.spec.shape, arg.spec.strides, shift, 0, arg.spec.conj, arg.spec.neg
-    )
+    spec = TensorSpec(arg.spec.dtype, arg.spec.shape, arg.spec.strides, shift, 0, arg.spec.conj, arg.spec.neg)
     whole = TensorSpec(_BYTE, tuple(arg.buffer.shape), (1,), 0, 0)
     return view_of(arg.buffer, whole, spec)
