@@ -37,9 +37,7 @@ def overlap_with_written(args: Sequence[Any], written: Collection[int]) -> tuple
         for other, other_index in itertools.islice(spans, position + 1, None):
             if other.offset >= span.end:
                 break
-            if index == other_index:
-                continue  # a tensor's own pieces
-            if index in written:
+            if index in written:  # of two tensors: one tensor's own pieces never overlap
                 return index, other_index
             if other_index in written:
                 return other_index, index

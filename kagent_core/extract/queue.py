@@ -110,8 +110,6 @@ class TaskQueue:
         with self._changed:
             self._open.discard(task.id)
             for dependent in self._dependents.pop(task.id, ()):
-                if dependent not in self._missing:
-                    continue  # dropped by a failure in the meantime
                 self._missing[dependent] -= 1
                 if self._missing[dependent] == 0:
                     del self._missing[dependent]

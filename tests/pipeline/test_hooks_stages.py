@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -416,3 +417,10 @@ def test_outside_of_its_block_a_plugin_is_gone(fake):
         run_with(implement("kagent_validate", stage))
     torch._dynamo.reset()
     same(compiled(function, **FAKE)(X), function(X))
+
+
+def test_debug_tells_signatures_kernels_and_packed_arguments(caplog):
+    with caplog.at_level(logging.DEBUG, logger="kagent"):
+        kagent_core.run_op("aten::cat", [torch.ones(2), torch.zeros(1)], 0, device="cpu")
+    assert "looked up aten::cat on cpu, found 'aten::cat.out'" in caplog.text
+    assert "packed tensors=[f32[2], f32[1]], dim=0, out=f32[3]" in caplog.text

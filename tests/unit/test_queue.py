@@ -245,3 +245,11 @@ def test_finishing_after_a_failure_is_harmless():
     queue.finish(first)
     queue.restart()
     assert len(queue) == 0
+
+
+def test_the_first_cause_is_the_one_that_is_told():
+    queue = TaskQueue()
+    queue.fail(ValueError("first"))
+    queue.fail(ValueError("second"))
+    with pytest.raises(ExecutionError, match="first"):
+        queue.take(0)
