@@ -1,0 +1,195 @@
+"""Random programs over views, broadcasting, reductions, mutation and mixed dtypes: kagent gives what eager gives.
+
+``KAGENT_TEST_GRAPHS`` sets how many are tried on each device; 60 by default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+import kagent_core
+from kagent_core.testing import FakeDevice, FakeRuntime
+
+from .compare import assert_same, copy_arguments
+
+EXAMPLES = int(os.environ.get("KAGENT_TEST_GRAPHS", "60"))
+LARGEST = 512  # elements
+
+Tensor = torch.Tensor
+Step = Callable[[Sequence[Tensor], int, int, int], Tensor]
+
+
+def pick(tensors: Sequence[Tensor], choice: int) -> Tensor:
+    return tensors[choice % len(tensors)]
+
+
+def dim_of(x: Tensor, choice: int) -> int:
+    return choice % x.dim()
+
+
+def unary(function: Callable[[Tensor], Tensor]) -> Step:
+    return lambda tensors, a, b, c: function(pick(tensors, a))
+
+
+def binary(function: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    return lambda tensors, a, b, c: function(pick(tensors, a), pick(tensors, b))
+
+
+def along(function: Callable[[Tensor, int], Tensor]) -> Step:
+    return lambda tensors, a, b, c: function(x := pick(tensors, a), dim_of(x, b))
+
+
+def sliced(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    x = pick(tensors, a)
+    dim = dim_of(x, b)
+    return x.narrow(dim, c % x.shape[dim], 1 + (c // 7) % (x.shape[dim] - c % x.shape[dim]))
+
+
+def strided(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    return pick(tensors, a)[b % 2 :: 1 + c % 3]
+
+
+def written_slice(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    x = pick(tensors, a)
+    x[b % 2 :: 1 + c % 2] = c % 5
+    return x * 1
+
+
+def written_by(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    x = pick(tensors, a)
+    x.copy_(pick(tensors, b))
+    return x + 1
+
+
+def added_in_place(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    return pick(tensors, a).add_(pick(tensors, b), alpha=1 + c % 3)
+
+
+STEPS: dict[str, Step] = {
+    "neg": unary(lambda x: -x),
+    "relu": unary(torch.relu),
+    "sin": unary(torch.sin),
+    "sign": unary(torch.sign),
+    "float": unary(lambda x: x.float()),
+    "long": unary(lambda x: (x * 3).clamp(-9, 9).long()),
+    "half": unary(lambda x: x.half()),
+    "positive": unary(lambda x: x > 0),
+    "softmax": along(lambda x, d: x.float().softmax(d)),
+    "add": binary(torch.add),
+    "mul": binary(torch.mul),
+    "sub": binary(torch.sub),
+    "maximum": binary(torch.maximum),
+    "where": lambda t, a, b, c: torch.where(pick(t, a) > 0, pick(t, b), pick(t, c)),
+    "mm": binary(lambda x, y: x.float() @ y.float()),
+    "sum": along(lambda x, d: x.sum(d)),
+    "sum all": unary(torch.sum),
+    "mean": along(lambda x, d: x.float().mean(d, keepdim=True)),
+    "amax": along(lambda x, d: x.amax(d)),
+    "argmax": along(lambda x, d: x.argmax(d)),
+    "max": along(lambda x, d: x.max(d).values),
+    "cumsum": along(lambda x, d: x.cumsum(d)),
+    "sort": along(lambda x, d: x.sort(d, stable=True).indices),
+    "cat": lambda t, a, b, c: torch.cat([x := pick(t, a), pick(t, b).to(x.dtype)], dim_of(x, c)),
+    "stack": binary(lambda x, y: torch.stack([x, y])),
+    "clone": unary(torch.clone),
+    "transpose": unary(lambda x: x.transpose(0, -1)),
+    "reshape": unary(lambda x: x.reshape(-1)),
+    "view": unary(lambda x: x.view(x.shape[0], -1)),
+    "unsqueeze": along(lambda x, d: x.unsqueeze(d)),
+    "select": along(lambda x, d: x.select(d, -1)),
+    "expand": unary(lambda x: x.unsqueeze(0).expand(3, *x.shape)),
+    "flip": along(lambda x, d: x.flip(d)),
+    "diagonal": unary(lambda x: x.diagonal()),
+    "narrow": sliced,
+    "strided": strided,
+    "write a slice": written_slice,
+    "copy into": written_by,
+    "add in place": added_in_place,
+    "scale in place": lambda t, a, b, c: pick(t, a).mul_(1 + b % 3),
+}
+
+shapes = st.sampled_from([(), (1,), (5,), (0, 3), (3, 4), (4, 4), (4, 1), (2, 3, 4), (1, 3, 1)])
+dtypes = st.sampled_from([torch.float32, torch.float32, torch.float64, torch.int64, torch.float16, torch.bool])
+steps = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+
+
+def make(shape, dtype, layout, seed):
+    """An input: contiguous, transposed, with gaps, or with an offset."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-3, 4, (*shape, 2), generator=generator).to(dtype)
+    if layout == "gaps":
+        return values[..., 1]
+    plain = values[..., 0].clone(memory_format=torch.contiguous_format)
+    if layout == "transposed" and len(shape) > 1:
+        return plain.transpose(0, -1)
+    if layout == "offset" and shape:
+        return torch.cat([plain, plain])[shape[0] :]
+    return plain
+
+
+inputs = st.lists(
+    st.builds(make, shapes, dtypes, st.sampled_from(["plain", "gaps", "transposed", "offset"]), st.integers(0, 9)),
+    min_size=2,
+    max_size=3,
+)
+
+
+def valid_steps(arguments, program):
+    """The steps that eager PyTorch takes, tried one after the other on copies."""
+    tensors, valid = list(copy_arguments(arguments)), []
+    for step in program:
+        name, *choices = step
+        before = copy_arguments(tensors)
+        try:
+            made = STEPS[name](tensors, *choices)
+        except (RuntimeError, IndexError, TypeError, ZeroDivisionError, NotImplementedError):
+            tensors = list(before)  # a step that failed half way may have written
+            continue
+        if made.numel() <= LARGEST:
+            tensors.append(made)
+            valid.append(step)
+        else:
+            tensors = list(before)
+    return valid
+
+
+def check(arguments, program, device):
+    program = valid_steps(arguments, program)
+    note(f"valid steps: {program}")
+
+    def function(*given):
+        tensors = list(given)
+        for name, *choices in program:
+            tensors.append(STEPS[name](tensors, *choices))
+        return tensors[len(given) :]
+
+    torch._dynamo.reset()
+    compiled = kagent_core.compile(function, device=device, logs="error")
+    with torch.no_grad():
+        for _ in range(2):
+            mine, theirs = copy_arguments(arguments), copy_arguments(arguments)
+            want, got = function(*theirs), compiled(*mine)
+            assert_same(got, want, "result", every_stride=False)
+            assert_same(mine, theirs, "arguments")
+
+
+suppressed = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=suppressed)
+@given(inputs, st.lists(steps, min_size=5, max_size=30))
+def test_on_the_cpu(arguments, program):
+    check(arguments, program, "cpu")
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=suppressed)
+@given(inputs, st.lists(steps, min_size=5, max_size=20), st.integers(1, 3))
+def test_across_a_device_and_the_fallback(arguments, program, streams):
+    """Most operators fall back, so every buffer wanders between host and device memory."""
+    with kagent_core.use_plugin(FakeDevice(runtime=FakeRuntime(streams=streams, delay_ms=0.1))):
+        check(arguments, program, "fake:0")
