@@ -1,6 +1,6 @@
 """Random programs over views, broadcasting, reductions, mutation and mixed dtypes: kagent gives what eager gives.
 
-``KAGENT_TEST_GRAPHS`` sets how many are tried on each device; 60 by default.
+``RANDOM_GRAPHS`` sets how many are tried on each device; 60 by default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kagent_core.testing import FakeDevice, FakeRuntime
 
 from .compare import assert_same, copy_arguments
 
-EXAMPLES = int(os.environ.get("KAGENT_TEST_GRAPHS", "60"))
+EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "60"))
 LARGEST = 512  # elements
 
 Tensor = torch.Tensor
