@@ -167,6 +167,30 @@ class SealedSegment(ABC):
         """Give back what the segment holds. Optional: by default nothing."""
 
 
+def call_kernel(function: Callable[..., Any], args: Sequence[Any], convert: Callable[[Any], Any]) -> Any:
+    """Call a kernel that is a Python callable as its operator is called: what goes by name, by name.
+
+    For the `Runtime.launch` of a device whose kernels are callables.
+
+    Parameters
+    ----------
+    function
+        The kernel.
+    args
+        What `Runtime.launch` was given.
+    convert
+        Turns each argument into what the kernel takes, such as a `PointerArg` into an array on its memory.
+
+    Examples
+    --------
+    >>> call_kernel(lambda x, *, alpha: x * alpha, [2, NamedArg("alpha", 3)], convert=lambda arg: arg)
+    6
+    """
+    by_place = [convert(arg) for arg in args if not isinstance(arg, NamedArg)]
+    by_name = {arg.name: convert(arg.value) for arg in args if isinstance(arg, NamedArg)}
+    return function(*by_place, **by_name)
+
+
 class LaunchError(Exception):
     """What `Runtime.synchronize` raises when it knows which launch failed on the device.
 

@@ -24,6 +24,25 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's function as the implementation of a hook."""
 
 
+def reject_without_hooks(plugin: object) -> None:
+    """Refuse what implements no hook at all, such as a plugin's name.
+
+    Raises
+    ------
+    PluginError
+        When nothing of it is named as a hook is, or marked as a hook's implementation.
+    """
+    for name in dir(plugin):
+        # statically, so that no property of the plugin runs
+        if name.startswith(f"{PROJECT}_") or hasattr(inspect.getattr_static(plugin, name, None), f"{PROJECT}_impl"):
+            return
+    raise PluginError(
+        f"{plugin!r} is no plugin: it implements none of kagent's hooks",
+        hint="give a module or an instance with methods marked @kagent_core.hookimpl; "
+        "an installed plugin needs no use_plugin",
+    )
+
+
 class Hooks:
     """The hooks of one session, with the plugins registered on them.
 

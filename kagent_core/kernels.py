@@ -18,11 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 from kagent_core.capture.schemas import resolve_overload
+from kagent_core.config.values import as_launch_config
 from kagent_core.errors import RegistryError
 from kagent_core.extract.launch_choice import ForcedLaunchConfig
 from kagent_core.inspect.logs import get_logger
 from kagent_core.registry.acceptance import RESULT_NAME
-from kagent_core.registry.operators import check_kernel
+from kagent_core.registry.operators import check_fields, check_kernel
 from kagent_core.registry.origin import calling_line, function_name, line_of
 from kagent_core.specs import DEFAULT_SIGNATURE, Access, Device, KernelDescriptor, LaunchConfig, Parameter
 
@@ -277,7 +278,7 @@ def override(
 
 
 @contextlib.contextmanager
-def force_launch_config(kernel: str, config: LaunchConfig) -> Iterator[None]:
+def force_launch_config(kernel: str, config: LaunchConfig | str) -> Iterator[None]:
     """Launch a kernel with a launch config of the program's own for what is called inside the ``with`` block.
 
     For comparing it with the one that the device derives, or that was tuned. It holds for the thread (or the asyncio
@@ -289,12 +290,13 @@ def force_launch_config(kernel: str, config: LaunchConfig) -> Iterator[None]:
     kernel
         The kernel's name, or the signature that it computes; for a fused kernel the signatures joined by ``+``.
     config
-        Grid, block and shared memory.
+        Grid, block and shared memory; or the same as text, as the config spells it: ``"4,4,1/16,16,1"``.
 
     Raises
     ------
     LaunchConfigError
-        When a program is called for which the kernel would be launched, and the device cannot launch it so.
+        When `config` is neither; and when a program is called for which the kernel would be launched, and the device
+        cannot launch it so.
 
     Examples
     --------
@@ -308,7 +310,7 @@ def force_launch_config(kernel: str, config: LaunchConfig) -> Iterator[None]:
     Traceback (most recent call last):
     kagent_core.errors.LaunchConfigError: kernel ... is forced to the launch config ...: 4096 threads per block, ...
     """
-    forced = ForcedLaunchConfig(kernel, config)
+    forced = ForcedLaunchConfig(kernel, as_launch_config(kernel, config))
     outer = _scope.get() or _Scope()
     token = _scope.set(_Scope(outer.layers, {**outer.launch_configs, kernel: forced}))
     try:
@@ -317,7 +319,7 @@ def force_launch_config(kernel: str, config: LaunchConfig) -> Iterator[None]:
         _scope.reset(token)
         if not forced.used:
             told = "the launch config %s was forced on '%s', but no such kernel was launched"
-            _extract_log.warning(told, config, kernel)
+            _extract_log.warning(told, forced.config, kernel)
 
 
 def _make(
@@ -334,6 +336,7 @@ def _make(
     made: dict[str, Any] = {"name": "user_kernel", "origin": origin}
     if function is not None:
         made["name"], made["origin"] = function_name(function), line_of(function) or origin
+    check_fields(named, made | fields, besides=("fuses",))
     descriptor = KernelDescriptor(named, function=function, fuses=fuses, **(made | fields))
     check_kernel(descriptor)
     if function is not None and "allocates" not in fields:

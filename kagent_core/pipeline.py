@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,13 +100,15 @@ class CompiledGraph:
         self._plans: OrderedDict[Any, ExecutionPlan] = OrderedDict()
         self._latest: ExecutionPlan | None = None
         self._lock = threading.RLock()
-        # a garbage collection may come while any lock is held, so the plans are not closed there and then
-        weakref.finalize(self, session.abandoned.append, self._plans).atexit = False
+        self._told_evictions = False
+        weakref.finalize(self, _abandon, session.abandoned, self._plans).atexit = False
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the graph. Safe to call from many threads."""
         plan = self._latest
         if plan is not None and plan.accepts(args) and not self.session.watches_every_run:
+            if self.session.abandoned:
+                self.session.close_abandoned()
             return plan.run(args)
         return self._run_found(args)
 
@@ -127,13 +129,33 @@ class CompiledGraph:
                 while len(self._plans) > self.session.config.plan_cache_size:
                     _, oldest = self._plans.popitem(last=False)
                     oldest.close()
+                    self._tell_eviction()
             self._plans.move_to_end(key)
             self._latest = plan
         return plan.run(args, self.session.observer(first_run=fresh))
 
+    def _tell_eviction(self) -> None:
+        """Planning costs far more than replaying: say once that this graph goes on doing it."""
+        if not self._told_evictions:
+            self._told_evictions = True
+            log.warning(
+                "%s has been called with more than %d sets of shapes, strides and integers: a set that comes again is "
+                "planned again; plan_cache_size keeps more, and a tensor in place of an integer needs one plan only",
+                self.graph.name,
+                self.session.config.plan_cache_size,
+            )
+
     def _build(self, args: Sequence[Any]) -> ExecutionPlan:
         program = self.graph.program(args)
         return build_plan(self.session, program, self.graph.constants)
+
+
+def _abandon(abandoned: deque[Any], plans: OrderedDict[Any, ExecutionPlan]) -> None:
+    """Let go of a graph's plans. A garbage collection may come while any lock is held, so device memory waits."""
+    if all(plan.in_host_memory for plan in plans.values()):
+        plans.clear()
+    else:
+        abandoned.append(plans)
 
 
 def _key(args: Sequence[Any], anchored: frozenset[int]) -> tuple[Any, ...]:

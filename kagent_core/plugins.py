@@ -7,6 +7,7 @@ its state and the reason are in `PluginManager.entries`.
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +22,6 @@ from kagent_core.errors import (
     PluginConflictError,
     PluginError,
     choices,
-    nearest,
 )
 from kagent_core.hooks import Hooks
 from kagent_core.inspect.logs import get_logger
@@ -37,6 +37,7 @@ from kagent_core.listing import (
     list_plugins,
 )
 from kagent_core.registry import KernelRegistry
+from kagent_core.registry.operators import check_placed
 from kagent_core.specs import Device, DeviceInfo
 
 __all__ = [
@@ -90,6 +91,7 @@ class PluginManager:
                 self._hints[key] = listed.hint
         for name, plugin in extra:
             self._add_program_plugin(name, plugin)
+        self._warn_of_unknown_names()
 
     # -- listing
 
@@ -133,6 +135,15 @@ class PluginManager:
         PluginError
             When the plugin that brings the type cannot be used.
         """
+        try:
+            return self._resolve(name)
+        except DeviceError as error:
+            key = self._key_naming(name)
+            if key is None:
+                raise
+            raise DeviceError(f"config key {key}: {error.message}", hint=error.hint) from error
+
+    def _resolve(self, name: str) -> DeviceInfo:
         if name == "auto":
             return self._choose()
         wanted = Device.parse(name)
@@ -185,7 +196,10 @@ class PluginManager:
         ------
         PluginError
             When one of them is broken: leaving it out would silently change how programs run.
+        ConfigError
+            When the config places an operator of ATen that the installed torch does not have.
         """
+        check_placed(self.config.placement)
         for key, entry in sorted(self._entries.items()):
             if entry.group == STAGE_GROUP and entry.state is not PluginState.BLOCKED:
                 self._load(key)
@@ -242,6 +256,29 @@ class PluginManager:
                 hint="give one of them another type",
             )
 
+    def _warn_of_unknown_names(self) -> None:
+        """Tell of names in the config that no plugin bears; on another machine one may."""
+        names = {name for _, name in self._entries}
+        for key in ("plugins_allow", "plugins_block"):
+            self._warn_of_unknown(key, getattr(self.config, key) or (), names, "plugin is named so")
+        types = {entry.name for entry in self._device_plugins()} | self._program_types.keys()
+        self._warn_of_unknown("emulate", self.config.emulate, types, "plugin brings that device type")
+
+    def _warn_of_unknown(self, key: str, given: Iterable[str], known: set[str], why: str) -> None:
+        for name in sorted(set(given) - known):
+            close = _close(name, known)
+            meant = f"; did you mean '{close}'?" if close else ""
+            log.warning("config key %s has '%s', but no %s%s", key, name, why, meant)
+
+    def _key_naming(self, name: str) -> str | None:
+        """The config's key, other than ``device``, that names a device; None when none does."""
+        if name == self.config.device:
+            return None
+        if name == self.config.fallback_device:
+            return "fallback_device"
+        placed = (signature for signature, device in self.config.placement.items() if device == name)
+        return next((f"placement of {signature}" for signature in placed), None)
+
     def _devices_of(self, device_type: str) -> tuple[DeviceInfo, ...]:
         with self._lock:
             if device_type in self._infos:
@@ -261,9 +298,15 @@ class PluginManager:
             self._fail(key, "it does not implement kagent_devices")
         try:
             given = self.hooks.call_one("kagent_devices", name, config=self.config)
-            return tuple(replace(info, plugin=info.plugin or owner) for found in given for info in found)
+            infos = [info for found in given for info in (found if _is_collection(found) else [found])]
         except Exception as error:  # noqa: BLE001  whatever a plugin raises here is data about its devices
             self._fail(key, f"listing its devices failed: {_told(error)}", _hint(error), error)
+        wrong = [found for found in given if not _is_collection(found)]
+        wrong += [info for info in infos if not isinstance(info, DeviceInfo)]
+        if wrong:
+            hint = "return [DeviceInfo(Device('mydevice', 0), 'its name')], of kagent_core.specs"
+            self._fail(key, f"kagent_devices gave {wrong[0]!r}, expected a list of DeviceInfo", hint)
+        return tuple(replace(info, plugin=info.plugin or owner) for info in infos)
 
     def _check_types(self, key: Key, infos: Iterable[DeviceInfo]) -> None:
         hint = "a device plugin's devices have the type that its entry point is named after"
@@ -284,7 +327,7 @@ class PluginManager:
                 f"device '{device_type}' was asked for, but no device plugin is installed",
                 hint="install one, such as `pip install kagent-cpu`",
             )
-        close = nearest(device_type, [*known, *(entry.name for entry in unusable)])
+        close = _close(device_type, [*known, *(entry.name for entry in unusable)])
         told = "".join(f"; '{entry.name}' cannot be used: {entry.reason}" for entry in unusable)
         raise DeviceError(
             f"no installed plugin brings the device type '{device_type}'; there is {choices(known)}{told}",
@@ -362,7 +405,11 @@ class PluginManager:
         entry = self._entries[key]
         kind = PluginConflictError if entry.state is PluginState.CONFLICT else PluginError
         who = f"'{entry.name}' ({entry.owner})"
-        return kind(f"plugin {who} cannot be used: {entry.reason}", hint=self._hints.get(key))
+        hint = self._hints.get(key)
+        if entry.state is PluginState.BLOCKED:
+            blocks = entry.name in self.config.plugins_block
+            hint = f"take '{entry.name}' out of plugins_block" if blocks else f"add '{entry.name}' to plugins_allow"
+        return kind(f"plugin {who} cannot be used: {entry.reason}", hint=hint)
 
     # -- opening, inside
 
@@ -406,6 +453,15 @@ class PluginManager:
         info = self.resolve(self.config.fallback_device)
         log.info("device = auto: chose the fallback device %s", info.device)
         return info
+
+
+def _is_collection(given: object) -> bool:
+    return isinstance(given, Iterable) and not isinstance(given, str)
+
+
+def _close(word: str, known: Iterable[str]) -> str | None:
+    """The name that `word` misspells: device types are short, so that it must be closer than other words."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
 
 
 def _told(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.extract.agent import ExtractorAgent
 from kagent_core.extract.launch_choice import ForcedLaunchConfig
 from kagent_core.extract.stages import DefaultStages
+from kagent_core.hooks import reject_without_hooks
 from kagent_core.inspect import logs
 from kagent_core.inspect.report import PlanReport
 from kagent_core.kernels import KernelSet, UserKernel, active_kernels, kernels_for
@@ -211,8 +212,9 @@ class _Sessions:
         finally:
             with self._lock:
                 self._extra.remove(entry)
-                for key in [k for k in self._known if id(plugin) in k[1]]:
-                    del self._known[key]
+                left = [self._known.pop(key) for key in list(self._known) if id(plugin) in key[1]]
+            for session in left:  # what is compiled may still be called; what is gone gives its memory back
+                session.close_abandoned()
 
 
 _sessions = _Sessions()
@@ -242,6 +244,11 @@ def use_plugin(plugin: object, name: str | None = None) -> Iterator[None]:
     name
         For messages; made from its class by default.
 
+    Raises
+    ------
+    PluginError
+        When the plugin implements no hook.
+
     Examples
     --------
     >>> from kagent_core import hookimpl, use_plugin
@@ -252,5 +259,6 @@ def use_plugin(plugin: object, name: str | None = None) -> Iterator[None]:
     >>> with use_plugin(Quiet()):
     ...     pass
     """
+    reject_without_hooks(plugin)
     with _sessions.extra(plugin, name):
         yield

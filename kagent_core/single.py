@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from kagent_core.capture.graph import CapturedGraph, input_spec
 from kagent_core.capture.ranges import overlap_with_written
-from kagent_core.capture.schemas import schema_of, signature_of
+from kagent_core.capture.schemas import OperatorSchema, schema_of, signature_of
 from kagent_core.errors import CaptureError, KernelNotFoundError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.pipeline import CompiledGraph
@@ -225,6 +225,22 @@ def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs:
         return kernel.function(*args, **kwargs)
 
 
+def _tensors_and_written(
+    schema: OperatorSchema, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], set[int]]:
+    """Every tensor among the arguments, lists taken apart, and the positions of those that the operator writes."""
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+    writes = {argument.name for argument in schema.arguments if argument.writes}
+    tensors: list[Any] = []
+    written: set[int] = set()
+    for name, value in given.items():
+        leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if name in writes:
+            written.update(range(len(tensors), len(tensors) + len(leaves)))
+        tensors += leaves
+    return tensors, written
+
+
 def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run one overload in a session: the operator itself, below autograd and autocast.
 
@@ -232,8 +248,8 @@ def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: M
     """
     schema = schema_of(overload)
     if schema.writes and not session.open(session.target.device).runtime.host_memory:
-        written = {i for i, a in enumerate(schema.arguments) if a.writes and i < len(args)}
-        if overlap_with_written(args, written) is not None:
+        tensors, written = _tensors_and_written(schema, args, kwargs)
+        if overlap_with_written(tensors, written) is not None:
             log.warning("%s runs on the fallback device: its arguments share memory", schema.signature)
             session = session.on_fallback_device()
     with torch._C._DisableAutocast(), torch.no_grad():

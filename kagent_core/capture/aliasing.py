@@ -56,26 +56,46 @@ def guard_aliases(
     return _guard_shared(graph_module, compiled, layout, name, backend)
 
 
-def storage_layout(inputs: Sequence[Any]) -> tuple[tuple[int, int], ...] | None:
-    """Return which tensors lie in one storage and at which offsets; None when none share one.
+def storage_layout(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return how tensors share storages; None when none share one.
 
-    For each tensor: the position of the first tensor with the same storage, and its storage offset. A symbolic
-    offset is given as -1, which equals no real one.
+    For each strided tensor the position of the first one in the same storage, and its storage offset; then, for each
+    storage with several, what AOTAutograd takes for their common base. A symbolic number is given as -1, which equals
+    no real one.
     """
-    first: dict[int, int] = {}
-    layout: list[tuple[int, int]] = []
+    members: dict[int, list[int]] = {}
     for index, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor):
-            offset = value.storage_offset()
-            home = first.setdefault(value.untyped_storage()._cdata, index)
-            layout.append((home, -1 if is_symbolic(offset) else int(offset)))
-    return tuple(layout) if len(first) < len(layout) else None
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            members.setdefault(value.untyped_storage()._cdata, []).append(index)
+    shared = [group for group in members.values() if len(group) > 1]
+    if not shared:
+        return None
+    places = [(group[0], index, _number(inputs[index].storage_offset())) for group in members.values() for index in group]
+    return (*sorted(places), *(_base_of([inputs[index] for index in group]) for group in shared))
+
+
+def _base_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Geometry of the tensor that all of some tensors are views of, or of their storage when there is none."""
+    base = next((tensor._base for tensor in tensors if tensor._base is not None), None)
+    nbytes = _number(tensors[0].untyped_storage().nbytes())
+    if base is None:
+        return (nbytes,)
+    return (nbytes, *map(_number, (*base.shape, *base.stride(), base.storage_offset())))
+
+
+def _number(value: Any) -> int:
+    return -1 if is_symbolic(value) else int(value)
 
 
 def _is_static(inputs: Sequence[Any]) -> bool:
     """Whether every size and stride is a number: then addresses alone tell what overlaps."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     return not any(is_symbolic(number) for tensor in tensors for number in (*tensor.shape, *tensor.stride()))
+
+
+def _address(value: Any) -> int:
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.data_ptr() if strided else 0
 
 
 def _guard_separate(
@@ -86,7 +106,7 @@ def _guard_separate(
 
     def run(*args: Any) -> Any:
         nonlocal last_clear
-        addresses = tuple(arg.data_ptr() if isinstance(arg, torch.Tensor) else 0 for arg in args)
+        addresses = tuple(map(_address, args))
         if addresses != last_clear or not static:
             overlap = overlap_with_written(args, written)
             if overlap is not None:
@@ -105,7 +125,7 @@ def _guard_separate(
 def _guard_shared(
     graph_module: GraphModule,
     compiled: Runner,
-    layout: tuple[tuple[int, int], ...],
+    layout: tuple[Any, ...],
     name: str,
     backend: Callable[..., Runner],
 ) -> Runner:

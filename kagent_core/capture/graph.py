@@ -16,6 +16,7 @@ from kagent_core.specs import (
     BufferSpec,
     InputRef,
     OpCall,
+    OutputRef,
     Program,
     Provenance,
     TensorSpec,
@@ -141,7 +142,7 @@ class _ProgramBuilder:
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
             elif node.op == "output":
-                outputs = tuple(self._output(value) for value in node.args[0])
+                outputs = self._output_values(node.args[0])
         self._mark_outputs(outputs)
         return Program(
             calls=tuple(self.calls),
@@ -324,6 +325,15 @@ class _ProgramBuilder:
         return base.buffer, (base.storage_offset * base_itemsize + from_base) // itemsize
 
     # -- outputs
+
+    def _output_values(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What a node returns is one tensor however often it is returned; what two nodes return are two."""
+        first: dict[Node, int] = {}
+        outputs: list[Any] = []
+        for position, value in enumerate(values):
+            earlier = first.setdefault(value, position) if isinstance(value, Node) else position
+            outputs.append(OutputRef(earlier) if earlier != position else self._output(value))
+        return tuple(outputs)
 
     def _output(self, value: Any) -> Any:
         if isinstance(value, Node):

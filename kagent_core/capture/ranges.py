@@ -15,7 +15,9 @@ _ADDRESS_SPACE = 0
 
 
 def address_ranges(tensor: torch.Tensor) -> list[MemRange]:
-    """Return the bytes that a tensor touches, as ranges of the process's memory."""
+    """Return the bytes that a tensor touches, as ranges of the process's memory; none for one that is not strided."""
+    if tensor.layout is not torch.strided:
+        return []
     first = tensor.data_ptr()
     runs = byte_runs(tensor.shape, tensor.stride(), tensor.element_size())
     return [MemRange(_ADDRESS_SPACE, first + offset, nbytes) for offset, nbytes in runs]

@@ -50,7 +50,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # typer's panels show a flag as if it took a value: --debug <bool>
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kagent_core.cli.output import (
     DeviceOption,
+    counted,
     make_console,
     make_table,
     print_line,
@@ -101,9 +102,9 @@ def _print_summary(console: Console, outcome: Outcome, files: int) -> None:
     emulated = ", emulated" if target.emulated else ""
     print_remark(
         console,
-        f"{MODEL_NAME} on {target.device} ({target.name}{emulated}): {outcome.passages} passages of {files} "
-        f"file{'s' if files != 1 else ''} embedded in {embedded.total_s:.1f} s, compilation included "
-        f"({embedded.first_s:.1f} s for the first batch)",
+        f"{MODEL_NAME} on {target.device} ({target.name}{emulated}): "
+        f"{counted(outcome.passages, 'passage')} of {counted(files, 'file')} embedded in {embedded.total_s:.1f} s, "
+        f"compilation included ({embedded.first_s:.1f} s for the first batch)",
     )
 
 
@@ -138,7 +139,7 @@ def _print_comparison(console: Console, outcome: Outcome) -> None:
     texts, length = comparison.timed.tokens.shape
     threads = get_num_threads()
     legend = (
-        f"ms: minimum / median of {comparison.eager.rounds} rounds with {texts} texts of {length} tokens, "
-        f"{threads} thread{'s' if threads != 1 else ''}; difference: over {comparison.texts} texts"
+        f"ms: minimum / median of {comparison.eager.rounds} rounds with {counted(texts, 'text')} of {length} tokens, "
+        f"{counted(threads, 'thread')}; difference: over {counted(comparison.texts, 'text')}"
     )
     print_line(console, Text(legend, style="dim"))

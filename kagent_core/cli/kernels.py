@@ -29,8 +29,9 @@ import fnmatch
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from kagent_core.cli.output import JsonOption, make_console, make_table, print_json, print_remark
+from kagent_core.cli.output import JsonOption, counted, make_console, make_table, print_json, print_remark
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.inspect import logs
@@ -88,9 +89,13 @@ def list_kernels(
 def _matches(signature: str, pattern: str | None) -> bool:
     if pattern is None:
         return True
-    if any(character in pattern for character in "*?["):
+    if _has_wildcard(pattern):
         return fnmatch.fnmatchcase(signature, pattern)
     return pattern in signature
+
+
+def _has_wildcard(pattern: str) -> bool:
+    return any(character in pattern for character in "*?[")
 
 
 # -- what there is
@@ -119,20 +124,66 @@ def _list_registered(info: DeviceInfo, registry: KernelRegistry, pattern: str | 
             }
         )
         return
+    listed = _leave_out_namespaces(on_demand, pattern)
     console = make_console()
-    if added or on_demand:
-        table = make_table("signature", "kernel", "dtypes", "layout", "priority>", "origin")
-        table.columns[0].no_wrap = True
-        table.columns[1].overflow = "fold"
-        for kernel in (*added, *on_demand):
-            table.add_row(
-                kernel.signature, kernel.name, _dtypes(kernel), _layout(kernel), str(kernel.priority), kernel.origin
-            )
-        console.print(table)
-        console.print()
-    print_remark(console, _summary(info, registry, pattern, len(added), len(on_demand)))
+    if added or listed:
+        _print_table(console, [*added, *listed])
+    print_remark(console, _summary(info, registry, pattern, len(added), len(listed)))
+    if pattern is not None and len(listed) < len(on_demand):
+        left_out = counted(len(on_demand) - len(listed), "kernel")
+        wider = f"*::{pattern}" if _has_wildcard(pattern) else f"*::*{pattern}*"
+        shown_by = f"kagent kernels {info.device} '{wider}'"
+        print_remark(console, f"left out: {left_out} of other namespaces than aten; to list all: {shown_by}")
     for problem in registry.problems:
         print_remark(console, f"set aside: {problem}")
+
+
+def _print_table(console: Console, kernels: list[KernelDescriptor]) -> None:
+    """Print a row per kernel, and below the table, once, what is the same in every row."""
+    columns = {
+        "dtypes": [_dtypes(kernel) for kernel in kernels],
+        "layout": [_layout(kernel) for kernel in kernels],
+        "priority>": [str(kernel.priority) for kernel in kernels],
+        "origin": [kernel.origin for kernel in kernels],
+    }
+    same = {name: values[0] for name, values in columns.items() if len(set(values)) == 1}
+    names = ["" if kernel.name == kernel.signature else kernel.name for kernel in kernels]
+    varying = {
+        "signature": [kernel.signature for kernel in kernels],
+        **({"kernel": names} if any(names) else {}),
+        **{name: values for name, values in columns.items() if name not in same},
+    }
+    table = make_table(*varying)
+    for column in table.columns:
+        column.no_wrap = column.header in ("signature", "kernel", "priority")
+        column.overflow = "fold"
+    for row in zip(*varying.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+    console.print()
+    if any(names) and not all(names):
+        print_remark(console, "where no kernel is named, its name is the signature")
+    if same:
+        whose = "each has " if len(kernels) > 1 else ""
+        print_remark(console, whose + "; ".join(f"{name.removesuffix('>')}: {value}" for name, value in same.items()))
+
+
+def _leave_out_namespaces(on_demand: list[KernelDescriptor], pattern: str | None) -> list[KernelDescriptor]:
+    """Return ATen's kernels alone, unless the pattern names a namespace or there are none."""
+    namespaces = {_namespace(kernel) for kernel in on_demand}
+    if pattern is None or "aten" not in namespaces or _names_a_namespace(pattern, namespaces):
+        return on_demand
+    return [kernel for kernel in on_demand if _namespace(kernel) == "aten"]
+
+
+def _names_a_namespace(pattern: str, namespaces: set[str]) -> bool:
+    if "::" in pattern or (_has_wildcard(pattern) and not pattern.startswith("*")):
+        return True
+    return any(pattern.strip("*") in namespace for namespace in namespaces)
+
+
+def _namespace(kernel: KernelDescriptor) -> str:
+    return kernel.signature.partition("::")[0]
 
 
 def _made_on_demand(registry: KernelRegistry, pattern: str | None) -> list[KernelDescriptor]:
@@ -145,12 +196,17 @@ def _made_on_demand(registry: KernelRegistry, pattern: str | None) -> list[Kerne
 
 
 def _summary(info: DeviceInfo, registry: KernelRegistry, pattern: str | None, added: int, on_demand: int) -> str:
-    which = "" if pattern is None else f" that match '{pattern}'"
-    told = f"{info.device} has {added} registered kernel{'' if added == 1 else 's'}{which}"
+    registered = f"{info.device} has {counted(added, 'registered kernel')}{_which(added, pattern)}"
     if not registry.resolves:
-        return told
-    among = "core ATen's operators" if pattern is None else "PyTorch's operators"
-    return f"{told}, and makes others on demand: here for {on_demand} of {among}"
+        return registered
+    among = "core ATen's operators; a pattern looks beyond those" if pattern is None else "PyTorch's operators"
+    if added:
+        return f"{registered}, and {on_demand} made on demand from {among}"
+    return f"{info.device} has {counted(on_demand, 'kernel')}{_which(on_demand, pattern)}, made on demand from {among}"
+
+
+def _which(count: int, pattern: str | None) -> str:
+    return "" if pattern is None else f" that match{'es' if count == 1 else ''} '{pattern}'"
 
 
 def _dtypes(kernel: KernelDescriptor) -> str:
@@ -209,11 +265,14 @@ def _list_missing(
 
 def _needs_in_words(info: DeviceInfo, needs: Needs) -> str:
     calls = sum(missing.count for missing in needs.missing)
+    if needs.calls == 0:
+        return "the program calls no operator"
     if not needs.missing:
-        return f"{info.device} has a kernel for each of the program's {needs.calls} calls"
+        which = "the program's only call" if needs.calls == 1 else f"each of the program's {needs.calls} calls"
+        return f"{info.device} has a kernel for {which}"
     return (
-        f"{info.device} lacks a kernel for {calls} of the program's {needs.calls} calls, "
-        f"for {len(needs.missing)} of its {needs.signatures} signatures"
+        f"{info.device} lacks a kernel for {calls} of the program's {counted(needs.calls, 'call')}, "
+        f"for {len(needs.missing)} of its {counted(needs.signatures, 'signature')}"
     )
 
 

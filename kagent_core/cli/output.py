@@ -72,6 +72,17 @@ def print_line(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=True)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one.
+
+    Examples
+    --------
+    >>> counted(1, "file"), counted(0, "file"), counted(2, "registered kernel")
+    ('1 file', '0 files', '2 registered kernels')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_nbytes(nbytes: int) -> str:
     """Return a size in the largest binary unit that fits.
 

@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import NoDecode
 
 from kagent_core.config.logspec import parse_log_spec
-from kagent_core.errors import choices, nearest
+from kagent_core.errors import LaunchConfigError, choices, nearest
 from kagent_core.specs import LaunchConfig
 
 _DEVICE_TYPE = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
@@ -164,6 +164,21 @@ def _launch_config(kernel: str, value: object) -> LaunchConfig:
     if 0 in numbers[:6]:
         raise UnfitError("at least one block and one thread in each direction", came=f"has {value!r} for '{kernel}'")
     return LaunchConfig((numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4], numbers[5]), numbers[6])
+
+
+def as_launch_config(kernel: str, value: object) -> LaunchConfig:
+    """Return the launch config that a program gives a kernel, as a value or spelled as the config spells it.
+
+    Raises
+    ------
+    LaunchConfigError
+        When it is neither.
+    """
+    try:
+        return _launch_config(kernel, value)
+    except UnfitError as error:
+        told = f"the launch config for '{kernel}' is {value!r}, expected {error.expected}"
+        raise LaunchConfigError(told, hint=error.hint) from None
 
 
 def _spell_launch_config(config: LaunchConfig) -> str:

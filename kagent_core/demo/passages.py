@@ -14,6 +14,7 @@ _FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)")
 _ATX_HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*$")
 _UNDERLINE = re.compile(r"([=\-~^\"'`*+#])\1{2,}$")
 _LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s")
+_LINK_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s+\[[^\]]*\]\([^)]*\)")
 _NOISE = re.compile(r"\s*(:{3,}.*|\(\S+\)=|<[^>]+>|\.\. .*|[-*_=]{3,})$")
 _TABLE_RULE = re.compile(r"\s*\|[\s:|-]+\|\s*$")
 _INLINE = (
@@ -121,7 +122,9 @@ def _end_of_fence(lines: list[str], start: int, fence: str) -> int:
 
 
 def _flow(lines: list[str]) -> str:
-    """Join the lines of a paragraph; a list's items and a table's rows stay lines."""
+    """Join the lines of a paragraph; a list's items and a table's rows stay lines, a list of links says nothing."""
+    if _is_list_of_links(lines):
+        return ""
     flowed: list[str] = []
     for line in lines:
         if line.lstrip().startswith("|"):
@@ -132,6 +135,12 @@ def _flow(lines: list[str]) -> str:
         else:
             flowed[-1] = f"{flowed[-1]} {_plain(line.strip())}"
     return "\n".join(flowed)
+
+
+def _is_list_of_links(lines: list[str]) -> bool:
+    """Whether every item begins with a link: such a list only repeats what other passages say."""
+    items = [line for line in lines if _LIST_ITEM.match(line)]
+    return lines[0] in items and all(_LINK_ITEM.match(item) for item in items)
 
 
 def _plain(line: str) -> str:

@@ -21,7 +21,7 @@ from kagent_core.device import (
     SealedSegment,
     Segment,
 )
-from kagent_core.errors import ExecutionError, KagentError
+from kagent_core.errors import ExecutionError, KagentError, KernelExecutionError
 from kagent_core.execute.failure import kernel_failure
 from kagent_core.execute.streams import StreamPlan, plan_streams
 from kagent_core.extract.parameter_buffer import collect_parameters
@@ -135,7 +135,7 @@ class LaunchEach(SealedSegment):
             raise ExecutionError(
                 f"kernel '{task.kernel.name}' for {task.kernel.signature} allocates its results, which only a device "
                 f"in host memory can do; {task.device} is not one",
-                hint="register it with allocates=False and write into the results that it is given",
+                hint="give the function a parameter `out` (out0, out1, ... for several results) and write into it",
             )
         if task.config is None:
             return None
@@ -149,7 +149,9 @@ class LaunchEach(SealedSegment):
         try:
             kernel = self._runtime.load(task.kernel)
         except Exception as error:
-            raise kernel_failure(task, error) from error
+            told = f"kernel '{task.kernel.name}' for {task.kernel.signature} ({task.kernel.origin}) could not be "
+            told += f"loaded on {task.device}: {type(error).__name__}: {str(error).strip()}"
+            raise KernelExecutionError.wrapping(error, told) from error
         return _Launch(task, kernel, task.config, args, late)
 
     def _early(self, task: KernelTask, position: int) -> Any:

@@ -15,7 +15,7 @@ from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
 from kagent_core.schedule.placed import PlacedProgram, Transfer
-from kagent_core.specs import BufferKind, InputRef, KernelTask, TensorSpec
+from kagent_core.specs import BufferKind, InputRef, KernelTask, OutputRef, TensorSpec
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _BelowAutocast = torch._C._DisableAutocast
@@ -68,7 +68,9 @@ class ExecutionPlan:
         self._constants = {
             spec.buffer: constants[self.program.buffers[spec.buffer].source or 0] for spec in self.program.constants
         }
+        self._given: set[int] = set()
         self._outputs = [self._output(value) for value in self.program.outputs]
+        self._repeats = [(i, v.index) for i, v in enumerate(self.program.outputs) if isinstance(v, OutputRef)]
         self._idle: list[_Instance] = []
         self._closed = False
 
@@ -76,6 +78,11 @@ class ExecutionPlan:
     def tasks(self) -> tuple[KernelTask, ...]:
         """Every task, in the order in which they run."""
         return tuple(t for step in self.steps if isinstance(step, PlannedSegment) for t in step.segment.tasks)
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether no device has to be told when the plan is given up."""
+        return not any(isinstance(step, Transfer) for step in self.steps)
 
     def accepts(self, args: Sequence[Any]) -> bool:
         """Whether the plan was made for arguments like these: dtypes, shapes, strides and integers."""
@@ -106,7 +113,10 @@ class ExecutionPlan:
         try:
             with _BelowAutograd(), _BelowAutocast():  # capture has written down what both would do
                 instance.run(environment, observer)
-                return [output(args, environment) for output in self._outputs]
+                results = [output(args, environment) for output in self._outputs]
+            for position, earlier in self._repeats:
+                results[position] = results[earlier]
+            return results
         finally:
             self._idle.append(instance)
             if self._closed:
@@ -130,7 +140,8 @@ class ExecutionPlan:
             return lambda args, environment: value
         base, buffer = self._bases[value.buffer], value.buffer
         is_input = self.program.buffers[buffer].kind is BufferKind.INPUT
-        if value == base and not is_input:
+        if value == base and not is_input and buffer not in self._given:
+            self._given.add(buffer)  # once: what else is returned of it is another tensor on the same memory
             return lambda args, environment: environment[buffer]
         return lambda args, environment: view_of(environment[buffer], base, value)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kagent_core.errors import ConfigError
 from kagent_core.specs import (
     BufferSpec,
     KernelTask,
@@ -54,11 +55,24 @@ def dump_extraction_context(ctx: ExtractionContext, path: str | os.PathLike[str]
 
 
 def dump_into_directory(ctx: ExtractionContext, directory: Path) -> Path:
-    """Write a context into a directory, made if needed, under a name of its own."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write a context into a directory, made if needed, under a name of its own.
+
+    Raises
+    ------
+    ConfigError
+        When the directory cannot be made or written to.
+    """
     device = str(ctx.request.device).replace(":", "")
     name = f"{os.getpid()}-{next(_count):04d}-{ctx.request.program}-{device}.json"
-    return dump_extraction_context(ctx, directory / name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return dump_extraction_context(ctx, directory / name)
+    except OSError as error:
+        came = "a file" if directory.is_file() else f"no directory that can be written to ({error.strerror})"
+        raise ConfigError(
+            f"config key dump: '{directory}' is {came}, expected a directory",
+            hint="name another one, which is made where it is missing; dump = none writes nothing",
+        ) from error
 
 
 def context_as_dict(ctx: ExtractionContext) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-from kagent_core.errors import KagentError, RegistryError, SignatureError, nearest
+from kagent_core.errors import ConfigError, KagentError, PackingError, RegistryError, SignatureError, nearest
+from kagent_core.layout import Layout
 from kagent_core.registry.acceptance import RESULT_NAME
 from kagent_core.specs import DEFAULT_SIGNATURE, Access, KernelDescriptor, Parameter
 
@@ -44,11 +46,78 @@ def check_kernel(kernel: KernelDescriptor) -> None:
     SignatureError
         When there is no such operator or overload; names the nearest one.
     RegistryError
-        When a dtype does not exist, when a parameter or a layout names nothing that the operator has, or when the
-        parameters leave out an argument that every call gives.
+        When a field has a value of another kind, a dtype does not exist, a parameter or a layout names nothing that the
+        operator has, or the parameters leave out an argument that every call gives.
     PackingError
         When the expression of a derived parameter cannot be read.
     """
+    try:
+        _check(kernel)
+    except (RegistryError, PackingError) as error:
+        told = f"kernel '{kernel.name}' for {kernel.signature}: {error.message}"
+        raise type(error)(told, hint=error.hint) from None
+
+
+def check_fields(signature: str, given: Mapping[str, Any], *, besides: Iterable[str] = ()) -> None:
+    """See whether keywords are fields of a `KernelDescriptor`, and whether one can be made of them.
+
+    Parameters
+    ----------
+    signature
+        What the kernel is for, for messages.
+    given
+        The keywords.
+    besides
+        Fields that are given otherwise.
+
+    Raises
+    ------
+    RegistryError
+        When a keyword is no field, or a collection is expected and something else came.
+    """
+    subject = f"kernel '{given.get('name')}' for {signature}"
+    known = sorted({field.name for field in fields(KernelDescriptor)} - {"signature", "function", *besides})
+    for name in given:
+        if name not in known:
+            close = nearest(name, known)
+            meant = f"did you mean '{close}'? " if close else ""
+            raise RegistryError(
+                f"{subject}: '{name}' is no field of a kernel", hint=f"{meant}the fields are {', '.join(known)}"
+            )
+    dtypes = given.get("dtypes")
+    if isinstance(dtypes, str):
+        raise RegistryError(
+            f"{subject}: its dtypes are {dtypes!r}, expected a set of names", hint=f'write dtypes={{"{dtypes}"}}'
+        )
+    if dtypes is not None and not isinstance(dtypes, Iterable):
+        raise RegistryError(f"{subject}: its dtypes are {dtypes!r}, expected a set of names", hint=_dtypes_hint(dtypes))
+    if isinstance(given.get("layouts"), (str, Layout)):
+        raise RegistryError(
+            f"{subject}: its layouts are {given['layouts']!r}, expected a mapping from tensors to layouts",
+            hint="for example {'self': kagent_core.layout.CONTIGUOUS}; layout= is for every tensor",
+        )
+
+
+def check_placed(signatures: Iterable[str]) -> None:
+    """See whether the installed torch has the operators that the config places.
+
+    Only ATen's: a program can define operators of other namespaces at any time. Imports torch where there are any.
+
+    Raises
+    ------
+    ConfigError
+        When it has not; names the nearest one.
+    """
+    for signature in signatures:
+        if signature.startswith("aten::"):
+            try:
+                _overload(signature)
+            except SignatureError as error:
+                raise ConfigError(f"config key placement: {error.message}", hint=error.hint) from None
+
+
+def _check(kernel: KernelDescriptor) -> None:
+    _check_kinds(kernel)
     _check_dtypes(kernel)
     if kernel.signature == DEFAULT_SIGNATURE:
         return
@@ -70,7 +139,7 @@ def check_kernel(kernel: KernelDescriptor) -> None:
 def problem_with(kernel: KernelDescriptor) -> RegistryProblem | None:
     """Return what `check_kernel` has against a kernel, or None."""
     try:
-        check_kernel(kernel)
+        _check(kernel)
     except KagentError as error:
         return RegistryProblem(kernel, error.message, error.hint)
     return None
@@ -139,7 +208,10 @@ def _overload(signature: str) -> Any:
 
 
 def _nearest_signature(signature: str) -> str | None:
-    """Return the overload that is spelled most alike: of the same operator, else of the one spelled most alike."""
+    """Return the overload that is spelled most alike: of the same operator, else of the one spelled most alike.
+
+    None where the operator has overloads and the signature names none of them: no spelling tells which was meant.
+    """
     torch = importlib.import_module("torch")
     operator, _, overload = signature.partition(".")
     known: dict[str, list[str]] = {}
@@ -149,7 +221,42 @@ def _nearest_signature(signature: str) -> str | None:
     close = operator if operator in known else nearest(operator, [k for k in known if k.startswith(namespace)] or known)
     if close is None:
         return None
-    return nearest(f"{close}.{overload}" if overload else close, known[close])
+    if not overload and close == operator:
+        return None
+    return nearest(f"{close}.{overload}" if overload else close, _not_out(known[close]))
+
+
+def _not_out(signatures: Iterable[str]) -> list[str]:
+    """Leave out the variants that fill results of the caller's, which no captured program calls."""
+    return [signature for signature in signatures if not signature.partition(".")[2].endswith("out")]
+
+
+def _check_kinds(kernel: KernelDescriptor) -> None:
+    layout_hint = "layouts are in kagent_core.layout, such as layout=kagent_core.layout.CONTIGUOUS"
+    if not isinstance(kernel.layout, Layout):
+        raise RegistryError(f"its layout is {kernel.layout!r}, expected a Layout", hint=layout_hint)
+    for tensor, layout in dict(kernel.layouts).items():
+        if not isinstance(layout, Layout):
+            raise RegistryError(f"its layout for '{tensor}' is {layout!r}, expected a Layout", hint=layout_hint)
+    if not isinstance(kernel.priority, int):
+        raise RegistryError(
+            f"its priority is {kernel.priority!r}, expected a whole number",
+            hint="the highest one wins; it is 0 by default",
+        )
+    for name in kernel.dtypes or ():
+        if not isinstance(name, str):
+            raise RegistryError(f"its dtypes have {name!r}, expected names of dtypes", hint=_dtypes_hint(name))
+    for parameter in kernel.parameters:
+        if not isinstance(parameter, Parameter):
+            raise RegistryError(
+                f"its parameters have {parameter!r}, expected a kagent_core.specs.Parameter",
+                hint="kagent_core.prototype makes them out of a kernel's source",
+            )
+
+
+def _dtypes_hint(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return f'write dtypes={{"{name if name.isidentifier() else "float32"}"}}'
 
 
 def _check_dtypes(kernel: KernelDescriptor) -> None:

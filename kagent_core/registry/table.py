@@ -12,7 +12,7 @@ from kagent_core.errors import RegistryError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.registry.acceptance import group_refusal, refusal
 from kagent_core.registry.missing import kernel_not_found
-from kagent_core.registry.operators import RegistryProblem, problem_with
+from kagent_core.registry.operators import RegistryProblem, check_fields, problem_with
 from kagent_core.registry.origin import calling_line, function_name, line_of
 from kagent_core.specs import DEFAULT_SIGNATURE, KernelDescriptor, OpCall
 
@@ -98,6 +98,7 @@ class KernelRegistry:
 
         def add(function: Function) -> Function:
             given = {"name": function_name(function), "origin": line_of(function) or calling_line(), **fields}
+            check_fields(signature, given)
             self._add(KernelDescriptor(signature, function=function, **given))
             return function
 

@@ -10,7 +10,7 @@ from kagent_core.device import OpenDevice
 from kagent_core.errors import PluginError
 from kagent_core.hooks import Hooks
 from kagent_core.inspect.logs import get_logger
-from kagent_core.schedule.compaction import Compactor, find_fix
+from kagent_core.schedule.compaction import Compactor, find_fix, missing_copies
 from kagent_core.schedule.placed import PlacedProgram, TransferPlanner
 from kagent_core.schedule.request import PlacementRequest, Timing
 from kagent_core.specs import Device, DeviceInfo, OpCall, Program
@@ -68,8 +68,18 @@ class SchedulerAgent:
             registry = opened[device].registry
             return registry.has(call) or (self._config.compaction and find_fix(registry, call) is not None)
 
+        def refusals(device: Device, call: OpCall) -> list[str]:
+            registry = opened[device].registry
+            told = registry.refusals(call)
+            missing = missing_copies(registry, call) if told and self._config.compaction else []
+            if missing:
+                told.append(f"a kernel for {' and '.join(missing)} of any strides would let kagent compact its tensors")
+            return told
+
         fallback = target.device if self._config.missing_kernel == "error" else named(self._config.fallback_device)
-        request = PlacementRequest(program, target.device, fallback, self._config, has_kernel, self._timing, named)
+        request = PlacementRequest(
+            program, target.device, fallback, self._config, has_kernel, refusals, self._timing, named
+        )
         placements = self._hooks.call.kagent_place(request=request)
         if placements is None or len(placements) != len(program.calls):
             count = "none" if placements is None else str(len(placements))

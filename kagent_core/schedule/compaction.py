@@ -61,9 +61,24 @@ def find_fix(registry: KernelRegistry, call: OpCall) -> LayoutFix | None:
 
     As few tensors as needed: each is left as it is if the kernel takes it so.
     """
+    return next((fix for fix in _fixes(registry, call) if not _missing_copies(registry, call, fix)), None)
+
+
+def missing_copies(registry: KernelRegistry, call: OpCall) -> list[str]:
+    """Return the signatures for which kernels are missing that would let the call's tensors be compacted."""
+    for fix in _fixes(registry, call):
+        return _missing_copies(registry, call, fix)
+    return []
+
+
+def _missing_copies(registry: KernelRegistry, call: OpCall, fix: LayoutFix) -> list[str]:
+    return sorted({copy.signature for copy in _copies(call, fix) if not registry.has(copy)})
+
+
+def _fixes(registry: KernelRegistry, call: OpCall) -> Iterator[LayoutFix]:
     tensors = [spec for _, spec in named_tensors(call)]
     if any(spec.conj or spec.neg for spec in tensors):
-        return None
+        return
     for order in _ORDERS:
         chosen = {spec for spec in tensors if dense(spec, order, 0).strides != spec.strides}
         if not chosen or not registry.has(_trial(call, chosen, order)):
@@ -71,10 +86,7 @@ def find_fix(registry: KernelRegistry, call: OpCall) -> LayoutFix | None:
         for spec in sorted(chosen, key=lambda spec: (-spec.numel, spec.buffer, spec.storage_offset)):
             if registry.has(_trial(call, chosen - {spec}, order)):
                 chosen = chosen - {spec}
-        fix = LayoutFix(frozenset(chosen), order)
-        if all(registry.has(copy) for copy in _copies(call, fix)):
-            return fix
-    return None
+        yield LayoutFix(frozenset(chosen), order)
 
 
 def _trial(call: OpCall, chosen: set[TensorSpec], order: Order) -> OpCall:

@@ -9,6 +9,7 @@ from kagent_core.config import Config
 from kagent_core.specs import Device, OpCall, Program
 
 HasKernel = Callable[[Device, OpCall], bool]
+Refusals = Callable[[Device, OpCall], list[str]]
 Timing = Callable[[Device, OpCall], float | None]
 
 
@@ -28,6 +29,8 @@ class PlacementRequest:
         The session's config.
     has_kernel
         Whether a device has a kernel that takes the call.
+    refusals
+        Why the kernels that a device has for the call's signature do not take it, one text per kernel.
     timing
         Measured time of the call on a device, in milliseconds; None when it was never measured.
     named
@@ -39,5 +42,6 @@ class PlacementRequest:
     fallback: Device
     config: Config
     has_kernel: HasKernel
+    refusals: Refusals
     timing: Timing
     named: Callable[[str], Device]

@@ -31,4 +31,6 @@ def _place(call: OpCall, request: PlacementRequest) -> Placement:
         return Placement(target, "the target device has a kernel for it")
     if request.config.missing_kernel == "error" or request.fallback == target:
         return Placement(target, "the target device has no kernel, and config allows no fallback")
-    return Placement(request.fallback, f"no kernel for {call.signature} in '{target}'")
+    refused = request.refusals(target, call)
+    reason = f"{call.signature}: {'; '.join(refused)}" if refused else f"no kernel for {call.signature} on '{target}'"
+    return Placement(request.fallback, reason)

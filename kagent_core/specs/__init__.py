@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kagent_core.specs.decisions import FusionDecision, FusionGroup, FusionPlan, Placement
 from kagent_core.specs.devices import Device, DeviceInfo
-from kagent_core.specs.program import InputRef, OpCall, Program, Provenance, format_value
+from kagent_core.specs.program import InputRef, OpCall, OutputRef, Program, Provenance, format_value
 from kagent_core.specs.tasks import (
     DEFAULT_SIGNATURE,
     Access,
@@ -37,6 +37,7 @@ __all__ = [
     "LaunchConfig",
     "MemRange",
     "OpCall",
+    "OutputRef",
     "PackedArg",
     "Parameter",
     "Placement",

@@ -97,6 +97,13 @@ class InputRef:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputRef:
+    """A program output that is the same tensor as an earlier output, by position."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A captured graph for one set of shapes: operator calls in a valid order.
 
@@ -109,7 +116,8 @@ class Program:
     inputs
         A spec per tensor input, the value itself for an integer input.
     outputs
-        A spec per tensor output, an `InputRef` where an input is returned as it is, else the value itself.
+        A spec per tensor output, an `InputRef` where an input is returned as it is, an `OutputRef` where a tensor is
+        returned again, else the value itself.
     constants
         A spec per constant of the graph, each on a buffer of its own.
     anchored

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kagent_core.capture.schemas import torch_dtype
-from kagent_core.device import LaunchError, NamedArg, PointerArg, Runtime, ScalarArg
+from kagent_core.device import LaunchError, NamedArg, PointerArg, Runtime, ScalarArg, call_kernel
 from kagent_core.specs import Access, KernelDescriptor, LaunchConfig, TensorSpec
 
 POISON = 0xA5
@@ -314,9 +314,7 @@ def _run_kernel(launch: _Launch) -> None:
         return tensor
 
     assert launch.kernel.function is not None
-    by_place = [stage(arg) for arg in launch.args if not isinstance(arg, NamedArg)]
-    by_name = {arg.name: stage(arg.value) for arg in launch.args if isinstance(arg, NamedArg)}
-    launch.kernel.function(*by_place, **by_name, **launch.keywords)
+    call_kernel(functools.partial(launch.kernel.function, **launch.keywords), launch.args, stage)
     for arg, before, tensor in staged:
         start, nbytes = arg.byte_offset, arg.nbytes
         if nbytes == 0:

@@ -224,8 +224,8 @@ def test_what_the_device_lacks_runs_on_the_fallback_device_and_one_line_says_so(
             same(run(x), half_known(x))
     (line,) = warnings_of(caplog)
     assert "3 of 6 calls do not run on fake:0" in line
-    assert "2 on cpu (no kernel for aten::sin in 'fake:0')" in line
-    assert "1 on cpu (no kernel for aten::cos in 'fake:0')" in line
+    assert "2 on cpu (no kernel for aten::sin on 'fake:0')" in line
+    assert "1 on cpu (no kernel for aten::cos on 'fake:0')" in line
     (report,) = session(**FAKE).reports
     assert sorted(fallback.signature for fallback in report.fallbacks) == ["aten::cos", "aten::sin", "aten::sin"]
     assert set(fake.runtime.launches) == {"fake__relu", "fake__mul", "fake__add"}

@@ -139,22 +139,27 @@ inputs = st.lists(
 )
 
 
+def run(program, arguments):
+    """Run steps in eager PyTorch and return every tensor, the arguments first."""
+    tensors = list(arguments)
+    for name, *choices in program:
+        tensors.append(STEPS[name](tensors, *choices))
+    return tensors
+
+
 def valid_steps(arguments, program):
-    """The steps that eager PyTorch takes, tried one after the other on copies."""
-    tensors, valid = list(copy_arguments(arguments)), []
-    for step in program:
-        name, *choices = step
-        before = copy_arguments(tensors)
+    """The steps that eager PyTorch takes. After one that it refuses, which may have written, all is run anew."""
+    tensors, valid = run([], copy_arguments(arguments)), []
+    for name, *choices in program:
         try:
             made = STEPS[name](tensors, *choices)
         except (RuntimeError, IndexError, TypeError, ZeroDivisionError, NotImplementedError):
-            tensors = list(before)  # a step that failed half way may have written
-            continue
-        if made.numel() <= LARGEST:
+            made = None
+        if made is not None and made.numel() <= LARGEST:
             tensors.append(made)
-            valid.append(step)
+            valid.append((name, *choices))
         else:
-            tensors = list(before)
+            tensors = run(valid, copy_arguments(arguments))
     return valid
 
 
@@ -163,10 +168,7 @@ def check(arguments, program, device):
     note(f"valid steps: {program}")
 
     def function(*given):
-        tensors = list(given)
-        for name, *choices in program:
-            tensors.append(STEPS[name](tensors, *choices))
-        return tensors[len(given) :]
+        return run(program, given)[len(given) :]
 
     torch._dynamo.reset()
     compiled = kagent_core.compile(function, device=device, logs="error")

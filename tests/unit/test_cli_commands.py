@@ -267,6 +267,13 @@ def test_help_names_every_command() -> None:
         assert f" {command} " in output
 
 
+@pytest.mark.parametrize("command", [[], ["kernels"], ["bench"]])
+def test_no_flag_looks_as_if_it_took_a_value(command: list[str]) -> None:
+    output = call(*command, "--help")
+    assert "--help" in output
+    assert "bool" not in output.lower()
+
+
 # -- the process ------------------------------------------------------------------------------------------
 
 

@@ -137,11 +137,11 @@ def test_a_pattern_selects(pattern: str, signatures: set[str]) -> None:
     assert {row[0] for row in rows(output) if row[0].startswith("aten::")} == signatures
     told = json.loads(call("kernels", "fake", pattern, "--json"))
     assert {kernel["signature"] for kernel in told["kernels"]} == signatures
-    assert f"that match '{pattern}'" in output
+    assert f"fake:0 has {len(told['kernels'])} registered kernels that match '{pattern}'" in output
 
 
 def test_one_kernel_is_no_plural() -> None:
-    assert "fake:0 has 1 registered kernel that match 'relu'" in call("kernels", "fake", "relu")
+    assert "fake:0 has 1 registered kernel that matches 'relu'\n" in call("kernels", "fake", "relu")
 
 
 def test_json_has_every_field() -> None:
@@ -168,7 +168,7 @@ def test_a_device_that_makes_kernels_on_demand_says_so() -> None:
     assert {"aten::relu", "aten::mm", "aten::add.Tensor"} <= core
     assert not any(signature.endswith((".out", "_")) for signature in core)
     assert "aten::logical_xor.out" not in core
-    assert f"cpu has 0 registered kernels, and makes others on demand: here for {len(core)} of core ATen's" in output
+    assert f"cpu has {len(core)} kernels, made on demand from core ATen's operators; a pattern looks bey" in output
 
 
 def test_a_pattern_looks_beyond_core_aten() -> None:
@@ -178,7 +178,54 @@ def test_a_pattern_looks_beyond_core_aten() -> None:
     [relu6] = told["kernels"]
     assert relu6["on_demand"]
     assert relu6["origin"] == f"torch {torch.__version__}"
-    assert "here for 1 of PyTorch's operators" in call("kernels", "cpu", "aten::*relu6*")
+    told = "cpu has 1 kernel that matches 'aten::*relu6*', made on demand from PyTorch's operators\n"
+    assert told in call("kernels", "cpu", "aten::*relu6*")
+
+
+def test_what_is_the_same_in_every_row_is_said_once() -> None:
+    output = call("kernels", "cpu", "relu")
+    assert output.splitlines()[0].split() == ["signature", "kernel"]
+    listed = rows(output)
+    assert ["aten::relu"] in listed
+    assert ["aten::leaky_relu", "aten::leaky_relu.out"] in listed
+    same = f"each has dtypes: all; layout: any strides; priority: 0; origin: torch {torch.__version__}\n"
+    assert output.count(same) == 1
+    assert "where no kernel is named, its name is the signature\n" in output
+
+
+@pytest.mark.parametrize("width", [60, 100, 140])
+def test_no_signature_or_kernel_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = json.loads(call("kernels", "fake", "--json"))["kernels"]
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = call("kernels", "fake").splitlines()
+    for kernel in kernels:
+        assert [kernel["signature"], kernel["name"]] in [line.split()[:2] for line in lines]
+    assert all(len(line) <= width for line in lines)
+
+
+def test_other_namespaces_are_left_out_until_they_are_named() -> None:
+    everything = {kernel["signature"] for kernel in json.loads(call("kernels", "cpu", "relu", "--json"))["kernels"]}
+    aten = {signature for signature in everything if signature.startswith("aten::")}
+    output = call("kernels", "cpu", "relu")
+    assert {row[0] for row in rows(output)} == aten
+    assert f"cpu has {len(aten)} kernels that match 'relu', made on demand" in output
+    left_out = len(everything) - len(aten)
+    assert left_out > 1
+    assert (
+        f"left out: {left_out} kernels of other namespaces than aten; to list all: kagent kernels cpu '*::*relu*'"
+        in output
+    )
+    assert {row[0] for row in rows(call("kernels", "cpu", "*::*relu*"))} == everything
+    assert "to list all: kagent kernels cpu '*::*relu'\n" in call("kernels", "cpu", "*relu")
+
+
+@pytest.mark.parametrize("pattern", ["quantized", "quantized::*relu*", "q*relu", "linear_relu"])
+def test_nothing_is_left_out_where_a_namespace_is_named_or_aten_has_none(pattern: str) -> None:
+    everything = {kernel["signature"] for kernel in json.loads(call("kernels", "cpu", pattern, "--json"))["kernels"]}
+    assert any(signature.startswith("quantized::") for signature in everything)
+    output = call("kernels", "cpu", pattern)
+    assert {row[0] for row in rows(output)} == everything
+    assert "left out" not in output
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
@@ -269,7 +316,7 @@ def test_the_table_says_why(program: str) -> None:
 
 def test_nothing_is_missing(program: str) -> None:
     output = call("kernels", "fake", "--missing", f"{program}:alone")
-    assert output == "fake:0 has a kernel for each of the program's 1 calls\n"
+    assert output == "fake:0 has a kernel for the program's only call\n"
     assert missing(f"{program}:alone")["missing"] == []
     assert missing(f"{program}:without_gradient")["calls"] == 1
 

@@ -325,8 +325,8 @@ def generating(_config):
     [
         (raising, "listing its devices failed: RuntimeError: probe crashed"),
         (generating, "listing its devices failed: RuntimeError: probe crashed late"),
-        (lambda config: ["toy:0"], "listing its devices failed: AttributeError: 'str'"),
-        (lambda config: 3, "listing its devices failed: TypeError"),
+        (lambda config: ["toy:0"], "kagent_devices gave 'toy:0', expected a list of DeviceInfo"),
+        (lambda config: 3, "kagent_devices gave 3, expected a list of DeviceInfo"),
     ],
 )
 def test_devices_never_raises_whatever_a_probe_does(probe, told):

@@ -88,10 +88,9 @@ def test_planned_buffers_share_the_arena_but_no_storage() -> None:
     instance = CpuSegment(compiled_segment)
     tensors = planned_tensors(instance)
     assert len(tensors) == 4
-    begin, end = instance._bounds
-    assert end - begin == segment.arena_nbytes
+    addresses = [tensor.data_ptr() for tensor in tensors.values()]
+    assert max(addresses) - min(addresses) < segment.arena_nbytes
     for tensor in tensors.values():
-        assert begin <= tensor.data_ptr() < end
         assert tensor.data_ptr() % 64 == 0
     assert len({tensor.untyped_storage()._cdata for tensor in tensors.values()}) == len(tensors)
     assert all(tensor.untyped_storage().nbytes() == 8 * 8 * 4 for tensor in tensors.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kagent_core.capture.schemas import torch_dtype
+from kagent_core.capture.schemas import dtype_of, torch_dtype
 from kagent_core.config import TRACE
 from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.execute.failure import kernel_failure
@@ -71,12 +71,11 @@ class CpuSegment(SealedSegment):
         self._compiled = compiled
         source = compiled.source
         arena = torch.empty(max(segment.arena_nbytes, 1), dtype=torch.uint8, device="cpu")
-        self._bounds = (arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes)
         self._globals: dict[str, Any] = {
             "as_strided": _as_strided,
             "view_of": view_of,
             "empty_like_spec": empty_like_spec,
-            "conform": self._conform,
+            "conform": _Conform(arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes),
             "flatten": _flatten,
             **source.constants,
         }
@@ -128,6 +127,10 @@ class CpuSegment(SealedSegment):
             observer(TaskFinished(task, (time.perf_counter() - began) * 1e3, failure))
             raise failure from error
 
+    def close(self) -> None:
+        """Let go of the arena."""
+        self._globals.clear()
+
     def _run_with_threads(self, environment: Environment, threads: int) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -141,7 +144,25 @@ class CpuSegment(SealedSegment):
         exec(code, self._globals, namespace)
         return namespace[name]
 
-    def _conform(
+    def _failed_task(self, error: Exception, line_tasks: dict[int, int]) -> KernelTask | None:
+        """Return the task that failed, which is known from the line of the segment's function."""
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename.startswith(self._compiled.filename):
+                position = line_tasks.get(traceback.tb_lineno)
+                if position is not None:
+                    return self._segment.tasks[position]
+            traceback = traceback.tb_next
+        return None
+
+
+class _Conform:
+    """Checks what kernels return. Holds the arena's bounds and not its segment, which would be a cycle."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._bounds = (begin, end)
+
+    def __call__(
         self, result: torch.Tensor | None, geometry: tuple[Any, Any, TensorSpec], given: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
         """Return a kernel's result laid out as the program expects, on memory that nobody else writes.
@@ -153,11 +174,16 @@ class CpuSegment(SealedSegment):
         shape, strides, spec = geometry
         if result is None:  # ATen's undefined tensor, as for a workspace that this call does not need
             if spec.numel:
-                raise RuntimeError(f"the kernel returned no tensor, capture expected {spec}")
+                raise RuntimeError(f"the kernel returned None, expected {spec}")
             return empty_like_spec(spec, 0)
+        if not isinstance(result, torch.Tensor):
+            kind = type(result)
+            named = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+            raise TypeError(f"the kernel returned a {named}, expected {spec}")
         address = result.data_ptr()
         if result.shape != shape or result.dtype is not torch_dtype(spec.dtype):
-            raise RuntimeError(f"the kernel returned {result.dtype} {tuple(result.shape)}, capture expected {spec}")
+            came = f"{dtype_of(result.dtype).short}[{', '.join(map(str, result.shape))}]"
+            raise RuntimeError(f"the kernel returned {came}, expected {spec}")
         if (
             (result.stride() == strides or _same_layout(shape, strides, result.stride()))
             and result.storage_offset() == spec.storage_offset
@@ -168,17 +194,6 @@ class CpuSegment(SealedSegment):
         laid_out = empty_like_spec(spec, 0)
         _copy(laid_out, result)
         return laid_out
-
-    def _failed_task(self, error: Exception, line_tasks: dict[int, int]) -> KernelTask | None:
-        """Return the task that failed, which is known from the line of the segment's function."""
-        traceback = error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame.f_code.co_filename.startswith(self._compiled.filename):
-                position = line_tasks.get(traceback.tb_lineno)
-                if position is not None:
-                    return self._segment.tasks[position]
-            traceback = traceback.tb_next
-        return None
 
 
 def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kagent_core.device import NamedArg, PointerArg, Runtime, SealedSegment, Segment
+from kagent_core.device import PointerArg, Runtime, SealedSegment, Segment, call_kernel
 from kagent_core.execute.host import view_of
 from kagent_core.specs import DType, KernelDescriptor, LaunchConfig, TensorSpec
 from kagent_cpu.replay import CompiledSegment, CpuSegment
@@ -53,8 +53,7 @@ class CpuRuntime(Runtime):
 
     def launch(self, kernel: Callable[..., Any], config: LaunchConfig, args: Sequence[Any]) -> None:
         """Call the kernel with tensors on its buffers."""
-        by_place = [_tensor(arg) for arg in args if not isinstance(arg, NamedArg)]
-        kernel(*by_place, **{arg.name: _tensor(arg.value) for arg in args if isinstance(arg, NamedArg)})
+        call_kernel(kernel, args, _tensor)
 
     def synchronize(self) -> None:
         """Nothing to do: a launch has finished when it returns."""
