@@ -70,7 +70,9 @@ def storage_layout(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
     shared = [group for group in members.values() if len(group) > 1]
     if not shared:
         return None
-    places = [(group[0], index, _number(inputs[index].storage_offset())) for group in members.values() for index in group]
+    places = [
+        (group[0], index, _number(inputs[index].storage_offset())) for group in members.values() for index in group
+    ]
     return (*sorted(places), *(_base_of([inputs[index] for index in group]) for group in shared))
 
 

@@ -272,5 +272,8 @@ def test_a_users_kernel_that_returns_another_dtype_is_refused():
             yield
             return [KernelDescriptor("aten::relu", "wrong", function=lambda x: x.double(), allocates=True)]
 
-    with kagent_core.use_plugin(Wrong()), pytest.raises(KernelExecutionError, match=r"returned f64\[3\], expected f32\[3\]"):
+    with (
+        kagent_core.use_plugin(Wrong()),
+        pytest.raises(KernelExecutionError, match=r"returned f64\[3\], expected f32\[3\]"),
+    ):
         kagent_core.run_op("aten::relu", torch.ones(3), device="cpu")

@@ -112,3 +112,9 @@ def test_kagents_own_docs_are_found() -> None:
     names = [name for name, _ in own_docs()]
     assert names
     assert all(path.is_file() for _, path in own_docs())
+
+
+def test_a_list_of_links_is_no_passage():
+    assert split("- [a](a.md): b\n- [c](c.md): d\n", "index.md") == []
+    [passage] = split("Read [this](a.md) before you go on with the rest of it.\n", "index.md")
+    assert passage.text == "Read this before you go on with the rest of it."
