@@ -48,7 +48,7 @@ def why_not_a_program(graph_module: GraphModule) -> str | None:
         if node.op != "call_function":
             continue
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return f"it has the higher-order operator {node.target}"
+            return f"it has the higher-order operator {node.target}, whose own graph runs in PyTorch itself"
         if node.meta.get("unbacked_bindings"):
             return f"the size of what {node.target} returns depends on data"
         value = node.meta.get("val")

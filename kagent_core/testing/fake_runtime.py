@@ -212,6 +212,10 @@ class FakeRuntime(Runtime):
             stream.put(None)
         self._queues = []
 
+    def __del__(self) -> None:
+        for stream in self._queues:  # threads hold their queue only: a runtime that is gone leaves none behind
+            stream.put(None)
+
     # -- inside
 
     def _count(self, method: str) -> None:

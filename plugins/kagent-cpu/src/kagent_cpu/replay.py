@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import time
+import weakref
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any
@@ -35,6 +36,7 @@ class CompiledSegment:
         self.segment = segment
         self.source: SegmentSource = SegmentWriter(segment).write()
         self.filename = f"<kagent {segment.name} on {segment.device} {id(self):x}>"
+        weakref.finalize(self, _forget_source, self.filename).atexit = False
         self.code = self._compile(self.source.lines, self.filename)
         log.debug("%s as one function:\n%s", segment.name, "\n".join(self.source.lines))
 
@@ -49,9 +51,11 @@ class CompiledSegment:
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
         return compile(text, filename, "exec")
 
-    def __del__(self) -> None:
-        for filename in (self.filename, self.filename + " observed"):
-            linecache.cache.pop(filename, None)
+
+def _forget_source(filename: str) -> None:
+    """Tracebacks need a segment's source for as long as it can run."""
+    for name in (filename, filename + " observed"):
+        linecache.cache.pop(name, None)
 
 
 class CpuSegment(SealedSegment):
