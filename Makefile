@@ -31,7 +31,7 @@ demo: $(READY) ## semantic search with a real model that runs through kagent
 	@$(BIN)/kagent demo $(ARGS)
 
 test: $(READY) ## run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(ARGS)
 
 lint: $(READY) ## check style, format and the direction of imports
 	@$(BIN)/ruff check .

@@ -218,7 +218,7 @@ class _ProgramBuilder:
         return spec
 
     def _add_buffer(self, spec: TensorSpec, kind: BufferKind, source: int | None = None) -> None:
-        self.buffers.append(BufferSpec(spec.buffer, spec.range.end, kind, None, source))
+        self.buffers.append(BufferSpec(spec.buffer, _end(spec), kind, None, source))
 
     # -- calls
 
@@ -301,9 +301,9 @@ class _ProgramBuilder:
         if buffer == len(self.buffers):
             fresh[storage] = buffer
             self._add_buffer(spec, BufferKind.INTERMEDIATE)
-        elif spec.range.end > self.buffers[buffer].nbytes:
+        elif _end(spec) > self.buffers[buffer].nbytes:
             old = self.buffers[buffer]
-            self.buffers[buffer] = BufferSpec(old.id, spec.range.end, old.kind, old.device, old.source)
+            self.buffers[buffer] = BufferSpec(old.id, _end(spec), old.kind, old.device, old.source)
         return spec
 
     def _alias_offset(
@@ -347,6 +347,11 @@ class _ProgramBuilder:
             old = self.buffers[spec.buffer]
             if old.kind is BufferKind.INTERMEDIATE:
                 self.buffers[spec.buffer] = BufferSpec(old.id, old.nbytes, BufferKind.OUTPUT, old.device, old.source)
+
+
+def _end(spec: TensorSpec) -> int:
+    """First byte past those that a tensor touches; 0 for one without elements, wherever in its buffer it begins."""
+    return spec.range.end if spec.numel else 0
 
 
 def _pairs(fake: Any, spec: Any) -> Iterator[tuple[torch.Tensor, TensorSpec]]:

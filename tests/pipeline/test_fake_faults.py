@@ -145,7 +145,9 @@ def test_a_failure_to_load_names_the_operator():
     fake = FakeDevice(runtime=BrokenRuntime())
     with kagent_core.use_plugin(fake):
         fake.runtime.failing = "load"
-        with pytest.raises(KernelExecutionError, match=r"for aten::mm .* could not be loaded on fake:0: .*the driver refused to load"):
+        with pytest.raises(
+            KernelExecutionError, match=r"for aten::mm .* could not be loaded on fake:0: .*the driver refused to load"
+        ):
             compiled(mlp, **FAKE)(*mlp_inputs())
 
 

@@ -120,3 +120,25 @@ def test_the_reason_of_a_fallback_is_why_the_kernel_refused(caplog):
         kagent_core.run_op("aten::exp", torch.ones(2, 3).t(), device="fake:0")
         assert "'mine' takes contiguous tensors" in caplog.text
         assert "a kernel for aten::clone of any strides would let kagent compact its tensors" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0, 2)])
+def test_views_with_an_offset_of_what_has_no_elements(shape):
+    def function(x):
+        y = torch.relu(x)  # on the device
+        return torch.sin(y[..., 1:]) + 1, torch.sin(y), y.narrow(0, y.shape[0], 0)  # read by the fallback
+
+    with kagent_core.use_plugin(FakeDevice()):
+        run = kagent_core.compile(function, device="fake:0")
+        for got, want in zip(run(torch.empty(shape)), function(torch.empty(shape)), strict=True):
+            assert got.shape == want.shape
+
+
+def test_an_empty_view_that_is_widened_by_as_strided():
+    def function(x):
+        return torch.relu(x.as_strided((3,), (1,), 2))
+
+    base = torch.randn(8)
+    with kagent_core.use_plugin(FakeDevice()):
+        run = kagent_core.compile(function, device="fake:0")
+        torch.testing.assert_close(run(base[4:4]), function(base[4:4]))
