@@ -1,6 +1,6 @@
 """Random programs over views, broadcasting, reductions, mutation and mixed dtypes: kagent gives what eager gives.
 
-``RANDOM_GRAPHS`` sets how many are tried on each device; 60 by default.
+``RANDOM_GRAPHS`` sets how many are tried on each device, other ones each time; by default 60, always the same ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kagent_core.testing import FakeDevice, FakeRuntime
 from .compare import assert_same, copy_arguments
 
 EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "60"))
+ALWAYS_THE_SAME = "RANDOM_GRAPHS" not in os.environ
 LARGEST = 512  # elements
 
 Tensor = torch.Tensor
@@ -62,7 +63,7 @@ def written_slice(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
 
 def written_by(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     x = pick(tensors, a)
-    x.copy_(pick(tensors, b))
+    x.copy_(pick(tensors, b).to(x.dtype))  # torch 2.13 loses a 0-dim copy_ between dtypes in capture, aot_eager too
     return x + 1
 
 
@@ -183,13 +184,13 @@ def check(arguments, program, device):
 suppressed = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=suppressed)
+@settings(max_examples=EXAMPLES, derandomize=ALWAYS_THE_SAME, deadline=None, suppress_health_check=suppressed)
 @given(inputs, st.lists(steps, min_size=5, max_size=30))
 def test_on_the_cpu(arguments, program):
     check(arguments, program, "cpu")
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=suppressed)
+@settings(max_examples=EXAMPLES, derandomize=ALWAYS_THE_SAME, deadline=None, suppress_health_check=suppressed)
 @given(inputs, st.lists(steps, min_size=5, max_size=20), st.integers(1, 3))
 def test_across_a_device_and_the_fallback(arguments, program, streams):
     """Most operators fall back, so every buffer wanders between host and device memory."""
