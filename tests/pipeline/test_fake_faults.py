@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,17 +15,7 @@ from kagent_core.testing.fake import FakeDevice, FakeRuntime
 
 from .traced import FAKE, close, compiled, mlp, mlp_inputs, same, session, traced
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    plugin = FakeDevice()
-    with kagent_core.use_plugin(plugin):
-        yield plugin
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 # -- failures

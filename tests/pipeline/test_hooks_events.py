@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,21 +9,10 @@ import kagent_core
 from kagent_core import hookimpl
 from kagent_core.errors import KernelExecutionError
 from kagent_core.specs import KernelDescriptor
-from kagent_core.testing.fake import FakeDevice
 
 from .traced import CPU, FAKE, compiled, same, session, traced
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    plugin = FakeDevice()
-    with kagent_core.use_plugin(plugin):
-        yield plugin
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def function(x):

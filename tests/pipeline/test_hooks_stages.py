@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,6 @@ from kagent_core.specs import (
     LaunchConfig,
     Placement,
 )
-from kagent_core.testing.fake import FakeDevice
 
 from .traced import CPU, FAKE, compiled, same
 
@@ -38,16 +36,7 @@ STAGES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    plugin = FakeDevice()
-    with kagent_core.use_plugin(plugin):
-        yield plugin
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def implement(hook, function, *, wrapper=False):

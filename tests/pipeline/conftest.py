@@ -1,0 +1,25 @@
+"""Fixtures of the pipeline's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import kagent_core
+from kagent_core.testing import FakeDevice
+
+
+@pytest.fixture
+def fresh_dynamo() -> None:
+    """Nothing that another test compiled is taken again."""
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeDevice]:
+    """The fake device, registered while the test runs."""
+    plugin = FakeDevice()
+    with kagent_core.use_plugin(plugin):
+        yield plugin
