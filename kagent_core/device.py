@@ -7,7 +7,7 @@ A device *must* give a `Runtime` (seven methods), a `KernelRegistry`, an `Argume
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -334,11 +334,28 @@ class CodeGenerator(Protocol):
     What `OpenDevice.printer` is, where it is not None.
     """
 
-    def can_generate(self, calls: Sequence[OpCall]) -> str | None:
-        """Return why no kernel can be made of some calls, or None when one can. Must be quick: it is asked often."""
+    def can_generate(self, calls: Sequence[OpCall], inner: Collection[int] = ()) -> str | None:
+        """Return why no kernel can be made of some calls, or None when one can. Must be quick: it is asked often.
+
+        Parameters
+        ----------
+        calls
+            In order.
+        inner
+            Buffers of results that stay inside the kernel.
+        """
+
+    def prefers(self, call: OpCall) -> bool:
+        """Return whether a kernel made for one call outranks what the registry's resolver finds.
+
+        It never outranks a kernel that was registered. Asked only where `can_generate` is None for the call.
+        """
 
     def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
         """Return a kernel for some calls, of which `can_generate` was None.
+
+        A kernel that was made for just these calls has its arguments packed (`KernelDescriptor.packed`); else the
+        device's `ArgumentPacker` packs them.
 
         Parameters
         ----------
@@ -384,3 +401,29 @@ class OpenDevice:
     def device(self) -> Device:
         """How users name it."""
         return self.info.device
+
+    def has_kernel(self, call: OpCall) -> bool:
+        """Whether the registry has a kernel for a call, or one can be generated."""
+        return self.registry.has(call) or self._can_generate(call)
+
+    def kernel_for(self, call: OpCall) -> KernelDescriptor:
+        """Return the kernel for one call.
+
+        A kernel that was registered comes first. Then, in the order that the code generator prefers, one that the
+        registry's resolver finds and one that is generated; at last the registry's default kernel.
+
+        Raises
+        ------
+        KernelNotFoundError
+            When there is none.
+        RegistryError
+            When two kernels tie.
+        """
+        if self.printer is None or self.registry.has_registered(call) or not self._can_generate(call):
+            return self.registry.find(call)
+        if self.registry.has_resolved(call) and not self.printer.prefers(call):
+            return self.registry.find(call)
+        return self.printer.generate([call], call)
+
+    def _can_generate(self, call: OpCall) -> bool:
+        return self.printer is not None and self.printer.can_generate([call]) is None

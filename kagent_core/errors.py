@@ -71,6 +71,10 @@ class LaunchConfigError(KagentError, ValueError):
     """A launch config that the device cannot run."""
 
 
+class CompilationError(KagentError, RuntimeError):
+    """A generated kernel that its compiler refuses, or a compiled library that cannot be loaded."""
+
+
 class ExecutionError(KagentError, RuntimeError):
     """The executor cannot go on: a queue was shut down or a worker died."""
 

@@ -65,6 +65,16 @@ class Config(BaseSettings):
     fusion_rules: FusionRules | None = Field(
         None, description="the only rules by which operators may fuse, such as pointwise,views; none: all"
     )
+    generated_kernels: Literal["auto", "all", "off"] = Field(
+        "auto",
+        description="where kernels are generated: auto (where they are at least as fast as the device's own), all "
+        "(wherever they can be), or off",
+    )
+    half_rounding: Literal["operator", "kernel"] = Field(
+        "operator",
+        description="where generated kernels round float16 and bfloat16: after every operator, as eager PyTorch does, "
+        "or only where a kernel ends",
+    )
     launch_configs: Annotated[LaunchConfigs, NoDecode] = Field(
         LaunchConfigs(), description="kernels with a launch config of their own, such as aten::mm=4,4,1/16,16,1"
     )

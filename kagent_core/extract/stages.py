@@ -75,7 +75,9 @@ class DefaultStages:
         packed: list[tuple[PackedArg, ...]] = []
         for group, calls, kernel in zip(ctx.fusion.groups, ctx.group_calls(), ctx.kernels, strict=True):
             call = calls[0] if len(calls) == 1 else fused_call(calls, group.inner)
-            if len(calls) == 1:
+            if kernel.packed is not None:
+                args = kernel.packed
+            elif len(calls) == 1:
                 args = ctx.opened.packer.pack(call, kernel)
             else:
                 args = ctx.opened.packer.pack_group(calls, call, kernel)

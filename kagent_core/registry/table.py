@@ -202,13 +202,18 @@ class KernelRegistry:
 
     def has(self, call: OpCall) -> bool:
         """Whether `find` would return a kernel, or fail because of a tie."""
-        layers = self._current()
-        if any(layer.takes(call.signature, call) for layer in layers):
+        if self.has_registered(call) or self.has_resolved(call):
             return True
+        return any(layer.takes(DEFAULT_SIGNATURE, call) for layer in self._current())
+
+    def has_registered(self, call: OpCall) -> bool:
+        """Whether a kernel that was added for a call's signature takes the call."""
+        return any(layer.takes(call.signature, call) for layer in self._current())
+
+    def has_resolved(self, call: OpCall) -> bool:
+        """Whether the resolver gives a kernel that takes a call."""
         resolved = self.resolve(call)
-        if resolved is not None and refusal(resolved, call) is None:
-            return True
-        return any(layer.takes(DEFAULT_SIGNATURE, call) for layer in layers)
+        return resolved is not None and refusal(resolved, call) is None
 
     def find_fused(self, calls: Sequence[OpCall]) -> KernelDescriptor | None:
         """Return the fused kernel for a group of calls, in order; None when none takes it.

@@ -66,7 +66,9 @@ class SchedulerAgent:
 
         def has_kernel(device: Device, call: OpCall) -> bool:
             registry = opened[device].registry
-            return registry.has(call) or (self._config.compaction and find_fix(registry, call) is not None)
+            if registry.has(call) or (self._config.compaction and find_fix(registry, call) is not None):
+                return True
+            return opened[device].has_kernel(call)
 
         def refusals(device: Device, call: OpCall) -> list[str]:
             registry = opened[device].registry
@@ -92,7 +94,8 @@ class SchedulerAgent:
             program, placements = Compactor(program, placements, lambda d: opened[d].registry).compact()
             _tell_compactions(program)
         for call, placement in zip(program.calls, placements, strict=True):
-            opened[placement.device].registry.find(call)
+            if not opened[placement.device].has_kernel(call):
+                opened[placement.device].registry.find(call)  # says what is missing
         placed = TransferPlanner(program, placements, lambda d: opened[d].runtime.host_memory).plan()
         _tell_fallbacks(placed, target.device)
         return placed

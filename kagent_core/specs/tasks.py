@@ -117,6 +117,8 @@ class KernelDescriptor:
         Who registered it and where, for error messages; the registry fills in file and line when it is empty.
     fuses
         For a fused kernel, the signatures of the operators that it computes, in order.
+    packed
+        For a kernel that was generated for one group of calls, its arguments, packed already.
     """
 
     signature: str
@@ -132,6 +134,7 @@ class KernelDescriptor:
     priority: int = 0
     origin: str = ""
     fuses: tuple[str, ...] = ()
+    packed: tuple[PackedArg, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # frozen, and so hashable, whatever collections were given

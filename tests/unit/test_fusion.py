@@ -50,7 +50,7 @@ class Generator:
     def __init__(self, refuse=lambda calls: None):
         self.refuse = refuse
 
-    def can_generate(self, calls):
+    def can_generate(self, calls, inner=()):
         return self.refuse(calls)
 
     def generate(self, calls, group):

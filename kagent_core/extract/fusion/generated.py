@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from kagent_core.device import CodeGenerator
 from kagent_core.extract.fusion.flow import DataFlow
 from kagent_core.extract.fusion.groups import Groups
-from kagent_core.extract.fusion.operator_class import Loops, loops_of
+from kagent_core.extract.fusion.operator_class import loops_of
 from kagent_core.extract.fusion.resources import MOST_OPERATORS, estimate
 from kagent_core.extract.fusion.rules import Verdict
 from kagent_core.specs import DeviceInfo, OpCall
@@ -88,7 +88,7 @@ class GeneratedKernels:
             beyond = estimate(calls, inner, self._info).beyond(self._info)
             reason = beyond and f"resources: {beyond}"
         if reason is None:
-            refused = self._generator.can_generate(calls)
+            refused = self._generator.can_generate(calls, inner)
             reason = refused and f"the code generator of {self._info.device} refuses: {refused}"
         return reason
 
@@ -119,21 +119,11 @@ def _disagreement(calls: Sequence[OpCall], inner: Collection[int]) -> str | None
             if other != nest:
                 return f"the loop of {first} over {nest} and that of {name} over {other} do not agree"
     else:
-        nest = max(loops.values(), key=lambda each: math.prod(each.full))
+        written = [call for call in calls if any(spec.buffer not in inner for spec in call.fresh_results)]
+        nest = max((loops[call.name] for call in written), key=lambda each: math.prod(each.full))
+    whole, rows = math.prod(nest.full), math.prod(nest.kept)
     for call in calls:
-        if not _fits(loops[call.name], nest):
-            return f"{call.name} loops over {loops[call.name]}, which is no part of the loop over {nest}"
-        outside = any(spec.buffer not in inner for spec in call.fresh_results)
-        if outside and call.fresh_results[0].numel not in (math.prod(nest.full), math.prod(nest.kept)):
-            return f"{call.name}, whose result is read outside, would be computed again for each element of {nest}"
+        for spec in call.fresh_results:
+            if spec.buffer not in inner and spec.numel not in (whole, rows):
+                return f"{call.name}, whose result is read outside, does not make one element per step of {nest}"
     return None
-
-
-def _fits(loops: Loops, nest: Loops) -> bool:
-    """Whether a loop goes over the nest, over what it leaves, or over something that is broadcast into it."""
-    if math.prod(loops.full) in (math.prod(nest.full), math.prod(nest.kept)):
-        return True
-    missing = len(nest.full) - len(loops.full)
-    if missing < 0:
-        return False
-    return all(size in (1, whole) for size, whole in zip(loops.full, nest.full[missing:], strict=True))

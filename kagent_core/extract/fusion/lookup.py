@@ -35,14 +35,14 @@ def look_up_kernels(
     decisions = plan.decisions
     for group in plan.groups:
         members = [by_id[number] for number in group.members]
-        kernel = opened.registry.find(members[0]) if len(members) == 1 else _fused_kernel(group, members, opened)
+        kernel = opened.kernel_for(members[0]) if len(members) == 1 else _fused_kernel(group, members, opened)
         if kernel is not None:
             groups.append(group)
             kernels.append(kernel)
             continue
         _check_can_fall_apart(group, members, opened)
         groups.extend(FusionGroup((number,)) for number in group.calls)
-        kernels.extend(opened.registry.find(call) for call in members)
+        kernels.extend(opened.kernel_for(call) for call in members)
         decisions = tuple(_apart(decision, group, members) for decision in decisions)
     return FusionPlan(tuple(groups), decisions), kernels
 
@@ -51,7 +51,7 @@ def _fused_kernel(group: FusionGroup, calls: Sequence[OpCall], opened: OpenDevic
     registered = opened.registry.find_fused(calls)
     if registered is not None and misfit(registered, calls, group.inner) is None:
         return registered
-    if opened.printer is None or opened.printer.can_generate(calls) is not None:
+    if opened.printer is None or opened.printer.can_generate(calls, group.inner) is not None:
         return None
     return opened.printer.generate(calls, fused_call(calls, group.inner))
 

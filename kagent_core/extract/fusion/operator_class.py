@@ -1,4 +1,8 @@
-"""What kind of loop an operator is: one expression per element, a reduction, or neither."""
+"""What kind of loop an operator is, as far as the fusion rules care.
+
+Lowering rules say it of ATen's operators; torch's tags say it of pointwise operators that have no rule, such as those
+of a user's library.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from kagent_core.codegen.generic import GENERIC
+from kagent_core.codegen.lowering import reduced_loops
+from kagent_core.codegen.rules import RULES
+from kagent_core.codegen.table import LoweringKind
 from kagent_core.specs import OpCall
 
 
@@ -14,8 +22,19 @@ class OperatorClass(Enum):
     """What the fusion rules know of an operator."""
 
     POINTWISE = "pointwise"  # each element of its result comes from one element of each input, broadcast
+    GATHER = "gather"  # each element comes from elements at other places, which index arithmetic finds
     REDUCTION = "reduction"  # elements along some dimensions of `self` become one
+    ROWS = "rows"  # reduces along some dimensions and goes over them again, as softmax does
+    PARAMETRISED = "parametrised"  # a parametrised kernel that can compute what follows where it stores its result
     OTHER = "other"
+
+
+_BY_RULE = {
+    LoweringKind.POINTWISE: OperatorClass.POINTWISE,
+    LoweringKind.GATHER: OperatorClass.GATHER,
+    LoweringKind.REDUCTION: OperatorClass.REDUCTION,
+    LoweringKind.ROWS: OperatorClass.ROWS,
+}
 
 
 UNTAGGED_POINTWISE = frozenset({"aten::_to_copy", "aten::copy"})
@@ -41,12 +60,24 @@ def class_of(call: OpCall) -> OperatorClass:
     >>> class_of(OpCall(0, "total", "aten::sum", {}, (), (), ())).value
     'reduction'
     """
-    if call.signature in REDUCTIONS:
-        return OperatorClass.REDUCTION
-    if call.signature in UNTAGGED_POINTWISE:
-        return OperatorClass.POINTWISE
+    known = _class_by_signature(call.signature)
+    if known is not None:
+        return known
     tagged = call.overload is not None and _is_tagged(call.overload)
     return OperatorClass.POINTWISE if tagged else OperatorClass.OTHER
+
+
+@functools.cache
+def _class_by_signature(signature: str) -> OperatorClass | None:
+    if signature in REDUCTIONS:
+        return OperatorClass.REDUCTION
+    if signature in UNTAGGED_POINTWISE:
+        return OperatorClass.POINTWISE
+    rule = RULES.find(signature)
+    if rule is not None:
+        return _BY_RULE[rule.kind]
+    generic = GENERIC.find(signature)
+    return OperatorClass.PARAMETRISED if generic is not None and generic.epilogue else None
 
 
 @functools.cache
@@ -92,7 +123,10 @@ def loops_of(call: OpCall) -> Loops:
     >>> print(loops_of(call), "leaves", loops_of(call).kept)
     [4, 6] along 1 leaves (4, 1)
     """
-    if class_of(call) is not OperatorClass.REDUCTION:
+    kind = class_of(call)
+    if kind is OperatorClass.ROWS:
+        return Loops(*reduced_loops(call))
+    if kind is not OperatorClass.REDUCTION:
         return Loops(call.outputs[0].shape)
     full: tuple[int, ...] = call.arguments["self"].shape
     given = call.arguments.get("dim")

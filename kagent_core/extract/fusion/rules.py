@@ -59,7 +59,11 @@ def judge(flow: DataFlow, producer: int, consumer: int, rules: Collection[str]) 
         reason = f"{read_by.name} reads what {flow.calls[other].name} wrote, too"
     if reason is not None:
         return Verdict(False, reason)
-    pair = Pair(made_by, read_by, made_by.fresh_results[0], tuple(flow.producers[consumer][producer]))
+    read = tuple(flow.producers[consumer][producer])
+    made = next(spec for spec in made_by.fresh_results if spec.buffer == read[0].buffer)
+    if any(spec.buffer != made.buffer for spec in read):
+        return Verdict(False, f"{read_by.name} reads several results of {made_by.name}")
+    pair = Pair(made_by, read_by, made, read)
     reason = _reinterpreted(pair)
     return Verdict(False, reason) if reason is not None else _judge_loops(pair, rules)
 
@@ -72,8 +76,6 @@ def _unfit(call: OpCall) -> str | None:
         return f"{call.name} has an effect on the world outside and no result"
     if len(call.fresh_results) != len(call.outputs):
         return f"{call.name} writes an argument in place"
-    if len(call.results) != 1:
-        return f"{call.name} has {len(call.results)} results"
     return None
 
 
@@ -93,7 +95,8 @@ def _judge_loops(pair: Pair, rules: Collection[str]) -> Verdict:
             return Verdict(False, f"no fusion rule takes {call.signature}: it is neither pointwise nor a reduction")
     rule = _LOOP_RULES.get(classes)
     if rule is None:
-        return Verdict(False, "no fusion rule takes a reduction into a reduction")
+        first, then = (_WORDS[kind] for kind in classes)
+        return Verdict(False, f"no fusion rule takes {first} into {then}")
     if rule.name not in rules:
         return Verdict(False, f"rule '{rule.name}' is switched off by config (fusion_rules)")
     through_view = any(spec != pair.made for spec in pair.read)
@@ -114,30 +117,57 @@ def _view(pair: Pair) -> str:
 
 def _pointwise(pair: Pair) -> tuple[bool, str]:
     inner, outer = loops_of(pair.producer), loops_of(pair.consumer)
-    refused = _read_in_part(pair)
-    if refused is not None:
-        return False, refused
+    part = _part_read(pair)
+    if part is not None:
+        return True, part
     if math.prod(inner.full) == math.prod(outer.full):
         return True, f"both loop over {outer}"
     return True, f"{inner} is broadcast into the loop over {outer}"
 
 
 def _prologue(pair: Pair) -> tuple[bool, str]:
-    refused = _read_in_part(pair)
     loops = loops_of(pair.consumer)
-    return refused is None, refused or f"each element is made where the loop over {loops} needs it"
+    return True, f"each element is made where the loop over {loops} needs it"
+
+
+def _into_gather(pair: Pair) -> tuple[bool, str]:
+    """What a gather reads is computed at the places that it reads: no more often than it has elements."""
+    after = loops_of(pair.consumer)
+    count = math.prod(after.full)
+    if count > MOST_REPEATED * pair.made.numel:
+        return False, f"{pair.consumer.name} would compute the {pair.made.numel} elements of {pair.made} {count} times"
+    return True, f"each element is made where the loop over {after} needs it"
 
 
 def _epilogue(pair: Pair) -> tuple[bool, str]:
     reduction, after = loops_of(pair.producer), loops_of(pair.consumer)
-    refused = _read_in_part(pair)
-    if refused is not None:
-        return False, refused
+    part = _part_read(pair)
+    if part is not None:
+        return False, part
     if math.prod(after.full) == math.prod(reduction.kept):
         return True, f"it works on what the loop over {reduction} leaves"
     if all(_is_spread(spec, reduction, after) for spec in pair.read):
         return True, f"it goes over the rows of the loop over {reduction} again"
     return False, f"the loop over {reduction} and the one over {after} do not agree"
+
+
+def _after_rows(pair: Pair) -> tuple[bool, str]:
+    """What goes over its rows again makes full rows, and sometimes a number per row."""
+    rows, after = loops_of(pair.producer), loops_of(pair.consumer)
+    if pair.made.numel != math.prod(rows.full):
+        return _epilogue(pair)
+    part = _part_read(pair)
+    if part is not None:
+        return False, part
+    agreed = math.prod(after.full) == math.prod(rows.full)
+    return agreed, f"both loop over {rows}" if agreed else f"the loop over {rows} and the one over {after} do not agree"
+
+
+def _after_parametrised(pair: Pair) -> tuple[bool, str]:
+    after = loops_of(pair.consumer)
+    if any(spec != pair.made for spec in pair.read) or after.full != pair.made.shape:
+        return False, f"{pair.consumer.name} does not compute one element from each of {pair.producer.name}"
+    return True, f"it is computed where {pair.producer.name} stores its result"
 
 
 def _is_spread(spec: TensorSpec, reduction: Loops, after: Loops) -> bool:
@@ -149,8 +179,11 @@ def _is_spread(spec: TensorSpec, reduction: Loops, after: Loops) -> bool:
     return after.full == reduction.full and seen == reduction.kept
 
 
-def _read_in_part(pair: Pair) -> str | None:
-    """Return why not every element is read, or None. Elements that are read twice, as after `expand`, count once."""
+def _part_read(pair: Pair) -> str | None:
+    """Return what is said of a consumer that does not read every element; None where it reads all.
+
+    Elements that are read twice, as after `expand`, count once.
+    """
     for spec in pair.read:
         sizes = (size for size, stride in zip(spec.shape, spec.strides, strict=True) if stride != 0 or size == 0)
         count = math.prod(sizes)
@@ -165,8 +198,27 @@ class _LoopRule:
     judge: Callable[[Pair], tuple[bool, str]]
 
 
+_WORDS = {
+    OperatorClass.POINTWISE: "a pointwise operator",
+    OperatorClass.GATHER: "a gather",
+    OperatorClass.REDUCTION: "a reduction",
+    OperatorClass.ROWS: "an operator on rows",
+    OperatorClass.PARAMETRISED: "a parametrised kernel",
+}
+
 _LOOP_RULES = {
     (OperatorClass.POINTWISE, OperatorClass.POINTWISE): _LoopRule("pointwise", _pointwise),
+    (OperatorClass.GATHER, OperatorClass.POINTWISE): _LoopRule("pointwise", _pointwise),
+    (OperatorClass.POINTWISE, OperatorClass.GATHER): _LoopRule("pointwise", _into_gather),
+    (OperatorClass.GATHER, OperatorClass.GATHER): _LoopRule("pointwise", _into_gather),
     (OperatorClass.POINTWISE, OperatorClass.REDUCTION): _LoopRule("prologue", _prologue),
+    (OperatorClass.GATHER, OperatorClass.REDUCTION): _LoopRule("prologue", _prologue),
+    (OperatorClass.POINTWISE, OperatorClass.ROWS): _LoopRule("prologue", _prologue),
+    (OperatorClass.GATHER, OperatorClass.ROWS): _LoopRule("prologue", _prologue),
     (OperatorClass.REDUCTION, OperatorClass.POINTWISE): _LoopRule("epilogue", _epilogue),
+    (OperatorClass.ROWS, OperatorClass.POINTWISE): _LoopRule("epilogue", _after_rows),
+    (OperatorClass.PARAMETRISED, OperatorClass.POINTWISE): _LoopRule("epilogue", _after_parametrised),
 }
+
+MOST_REPEATED = 2
+"""How many times as many elements as there are may be computed for a gather."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kagent_core.device import Segment
 from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten_tensors
 from kagent_cpu.aten import AtenKernel
+from kagent_cpu.unit import TranslationUnit, is_generated, names_of
 
 _PLAIN = (int, bool, str, type(None))
 _FINISHED = "finished"
@@ -30,6 +32,11 @@ class SegmentSource:
         Name of each tensor that lies in the arena, by its spec.
     line_tasks
         Position of the task that each line of `lines` (or `observed_lines`) belongs to, by line number.
+    unit
+        The generated kernels. Its runs are functions of the same names; ``table`` is its table, ``table_at`` the
+        table's address.
+    addresses
+        (slot, buffer, byte offset) of each argument in the arena.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -38,6 +45,8 @@ class SegmentSource:
     planned: dict[TensorSpec, str] = field(default_factory=dict)
     line_tasks: dict[int, int] = field(default_factory=dict)
     observed_line_tasks: dict[int, int] = field(default_factory=dict)
+    unit: TranslationUnit = field(default_factory=TranslationUnit)
+    addresses: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class SegmentWriter:
@@ -54,7 +63,7 @@ class SegmentWriter:
         self._locals: dict[TensorSpec, str] = {}
         self._bases: dict[int, tuple[str, TensorSpec]] = {}
         self._names: dict[int, str] = {}
-        self._body: list[tuple[str, int]] = []
+        self._body: list[tuple[str, int, bool | None]] = []
         self._task = 0
         self._views = 0
         self._planned_names: dict[int, str] = {}
@@ -64,22 +73,70 @@ class SegmentWriter:
         ]
         made = zip(self._results, self._into_arena, strict=True)
         self._in_arena = {spec.buffer for results, into_arena in made if into_arena for spec in results}
+        # a generated kernel writes each of its results wherever that is to be
+        generated = (task for task in segment.tasks if is_generated(task))
+        self._in_arena |= {s.buffer for task in generated for s in task.results if s.buffer in segment.offsets}
 
     def write(self) -> SegmentSource:
         """Return the source."""
         last_use = self._last_uses()
-        for position, task in enumerate(self._segment.tasks):
-            self._task = position
-            self._write_task(task)
-            self._emit(f"{_FINISHED}({position}, {self._tensors_of(task)})")
-            dead = last_use.get(position)
-            names = [] if dead is None else self._forget(dead)
+        tasks = self._segment.tasks
+        position = 0
+        while position < len(tasks):
+            end = position
+            while end < len(tasks) and is_generated(tasks[end]):
+                end += 1
+            if end > position:
+                self._write_run(position, end)
+            else:
+                end = position + 1
+                self._task = position
+                self._write_task(tasks[position])
+                self._emit(f"{_FINISHED}({position}, {self._tensors_of(tasks[position])})", observed=True)
+            dead = set().union(*(last_use.get(p, set()) for p in range(position, end)))
+            names = self._forget(dead) if dead else []
             if names:
                 self._emit(f"del {', '.join(names)}")
+            position = end
         for buffer in sorted(self._segment.exports):
             self._emit(f"env[{buffer}] = {self._bases[buffer][0]}")
         self._assemble()
         return self._source
+
+    # -- generated kernels
+
+    def _write_run(self, begin: int, end: int) -> None:
+        """Write consecutive tasks of generated kernels: results made anew, addresses that change, one call."""
+        unit, tasks = self._source.unit, self._segment.tasks[begin:end]
+        written: dict[str, str] = {}
+        for self._task, task in enumerate(tasks, begin):
+            fresh = [s for s in task.results if s.buffer not in self._in_arena and s.buffer not in self._bases]
+            self._allocate(fresh)
+            for _, slot, spec in unit.add(task).pointers:
+                nbytes = spec.storage_offset * spec.dtype.itemsize
+                if spec.buffer in self._in_arena:
+                    self._source.addresses.append((slot, spec.buffer, nbytes))
+                    continue
+                name, base = self._base(spec.buffer)
+                if name not in written:
+                    written[name] = f"a_{name}"
+                    self._emit(f"{written[name]} = {name}.data_ptr()")
+                shift = nbytes - base.storage_offset * base.dtype.itemsize
+                self._emit(f"table[{slot}] = {written[name]}" + (f" + {shift}" if shift else ""))
+        self._task = begin
+        self._emit(f"{self._run_call(tasks)}  # {names_of(tasks)}", observed=False)
+        for self._task, task in enumerate(tasks, begin):
+            slots = unit.slots[task.id]
+            self._emit(f"{self._run_call([task])}  {self._comment(task)}", observed=True)
+            if slots.report is not None:
+                self._emit(f"if table[{slots.report}]: report(table, {slots.report})")
+            places = ", ".join(f"({name!r}, table[{slot}])" for name, slot, _ in slots.pointers)
+            self._emit(f"{_FINISHED}({self._task}, [{places}])", observed=True)
+
+    def _run_call(self, tasks: Sequence[KernelTask]) -> str:
+        unit = self._source.unit
+        first = unit.slots[tasks[0].id].first * 8
+        return f"{unit.add_run(tasks)}(table_at + {first})"
 
     # -- one task
 
@@ -124,11 +181,14 @@ class SegmentWriter:
 
     def _write_into_new(self, task: KernelTask, results: list[TensorSpec]) -> None:
         """A user's kernel that fills results which outlive the call: give it new ones."""
+        self._allocate(results)
+        self._emit(f"{self._constant(task.kernel.function, task)}({self._arguments(task.args)})  {self._comment(task)}")
+
+    def _allocate(self, results: list[TensorSpec]) -> None:
         for spec in self._firsts(results):
             name = self._new_base(spec)
             nbytes = self._segment.buffers[spec.buffer].nbytes
             self._emit(f"{name} = empty_like_spec({self._constant(spec)}, {nbytes})")
-        self._emit(f"{self._constant(task.kernel.function, task)}({self._arguments(task.args)})  {self._comment(task)}")
 
     def _targets(self, task: KernelTask, results: list[TensorSpec], call: str) -> str:
         """Return the statement that calls a kernel which allocates, and takes its results apart."""
@@ -243,8 +303,9 @@ class SegmentWriter:
                 names.append(base[0])
         return names
 
-    def _emit(self, line: str) -> None:
-        self._body.append((line, self._task))
+    def _emit(self, line: str, observed: bool | None = None) -> None:
+        """Add a line to both variants, or only to the one that is observed, or is not."""
+        self._body.append((line, self._task, observed))
 
     def _comment(self, task: KernelTask) -> str:
         made = ", ".join(str(spec) for spec in (task.calls[0].outputs if len(task.calls) == 1 else task.results))
@@ -255,10 +316,11 @@ class SegmentWriter:
         source = self._source
         source.lines.append("def replay(env):")
         source.observed_lines.append("def replay_observed(env, finished):")
-        for line, task in self._body:
-            source.observed_lines.append(f"    {line}")
-            source.observed_line_tasks[len(source.observed_lines)] = task
-            if not line.startswith(_FINISHED):
+        for line, task, observed in self._body:
+            if observed is not False:
+                source.observed_lines.append(f"    {line}")
+                source.observed_line_tasks[len(source.observed_lines)] = task
+            if observed is not True:
                 source.lines.append(f"    {line}")
                 source.line_tasks[len(source.lines)] = task
         source.lines.append("    return")

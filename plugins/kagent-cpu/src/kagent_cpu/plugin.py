@@ -13,7 +13,7 @@ from kagent_core.hooks import hookimpl
 from kagent_core.specs import Device, DeviceInfo
 
 if TYPE_CHECKING:
-    from kagent_core.device import ArgumentPacker, LaunchConfigDeriver, Runtime
+    from kagent_core.device import ArgumentPacker, CodeGenerator, LaunchConfigDeriver, Runtime
     from kagent_core.registry import KernelRegistry
 
 DEVICE_TYPE = "cpu"
@@ -76,9 +76,20 @@ def kagent_runtime(info: DeviceInfo, config: Config) -> Runtime | None:
     """Open the CPU."""
     if info.device.type != DEVICE_TYPE:
         return None
+    from kagent_cpu.generate import unit_loader
     from kagent_cpu.runtime import CpuRuntime
 
-    return CpuRuntime(config.threads)
+    return CpuRuntime(config.threads, unit_loader(config))
+
+
+@hookimpl
+def kagent_code_printer(info: DeviceInfo, config: Config) -> CodeGenerator | None:
+    """Give what makes kernels in C, where there is a C compiler."""
+    if info.device.type != DEVICE_TYPE or config.generated_kernels == "off":
+        return None
+    from kagent_cpu.generate import code_generator
+
+    return code_generator(config)
 
 
 def _processor_name() -> str:

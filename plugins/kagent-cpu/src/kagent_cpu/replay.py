@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import linecache
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -20,8 +21,13 @@ from kagent_core.execute.host import empty_like_spec, view_of
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import DType, KernelTask, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
+from kagent_cpu.native import Library
+from kagent_cpu.unit import reported_error
 
 log = get_logger("execute")
+
+LoadUnit = Callable[[str], Library]
+"""Compiles and loads the text of generated kernels."""
 
 _BYTE = DType("uint8", 1)
 _LARGEST_ITEM = 16  # bytes of a complex128
@@ -30,15 +36,40 @@ _copy = torch.ops.aten.copy_.default._op
 
 
 class CompiledSegment:
-    """A segment's source, compiled: shared by every instance of the segment."""
+    """A segment's source, compiled: shared by every instance of the segment.
 
-    def __init__(self, segment: Segment) -> None:
+    Parameters
+    ----------
+    segment
+        What to run.
+    load
+        Compiles and loads the text of generated kernels; needed only where there are any.
+    """
+
+    def __init__(self, segment: Segment, load: LoadUnit | None = None) -> None:
         self.segment = segment
         self.source: SegmentSource = SegmentWriter(segment).write()
+        self.runs = self._load_runs(load)
         self.filename = f"<kagent {segment.name} on {segment.device} {id(self):x}>"
         weakref.finalize(self, _forget_source, self.filename).atexit = False
         self.code = self._compile(self.source.lines, self.filename)
         log.debug("%s as one function:\n%s", segment.name, "\n".join(self.source.lines))
+
+    def _load_runs(self, load: LoadUnit | None) -> dict[str, Callable[[int], None]]:
+        unit = self.source.unit
+        if not unit.slots:
+            return {}
+        if load is None:
+            raise TypeError(f"{self.segment.name} has generated kernels, and there is no compiler for them")
+        library = load(unit.text())
+        log.debug(
+            "%s: %d generated kernels in %d tasks, %s",
+            self.segment.name,
+            unit.kernel_count,
+            len(unit.slots),
+            "from the cache" if library.from_cache else f"compiled in {library.compile_ms:.0f} ms",
+        )
+        return {name: library.function(name) for name in unit.run_names}
 
     @functools.cached_property
     def observed_code(self) -> CodeType:
@@ -81,8 +112,16 @@ class CpuSegment(SealedSegment):
             "empty_like_spec": empty_like_spec,
             "conform": _Conform(arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes),
             "flatten": _flatten,
+            "report": _report,
+            **compiled.runs,
             **source.constants,
         }
+        if source.unit.slots:
+            table = (ctypes.c_int64 * len(source.unit.values))(*source.unit.values)
+            for slot, buffer, offset in source.addresses:
+                table[slot] = arena.data_ptr() + segment.offsets[buffer] + offset
+            # generated kernels know the arena by its address only: the table keeps it alive
+            self._globals |= {"table": table, "table_at": ctypes.addressof(table), "arena": arena}
         homes: dict[int, torch.Tensor] = {}
         for spec, name in source.planned.items():
             if spec.buffer not in homes:
@@ -94,7 +133,9 @@ class CpuSegment(SealedSegment):
     def run(self, environment: Environment) -> None:
         """Run every task in the calling thread."""
         try:
-            if self._threads is None or self._threads == torch.get_num_threads():
+            # asking also makes torch tell OpenMP, in a thread where it has run nothing yet
+            threads = torch.get_num_threads()
+            if self._threads is None or self._threads == threads:
                 self._replay(environment)
             else:
                 self._run_with_threads(environment, self._threads)
@@ -109,12 +150,12 @@ class CpuSegment(SealedSegment):
         began = time.perf_counter()
         telling = False  # whether what fails is the observer, not a kernel
 
-        def finished(position: int, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        def finished(position: int, tensors: list[tuple[str, torch.Tensor | int]]) -> None:
             nonlocal began, telling
             elapsed_ms = (time.perf_counter() - began) * 1e3
             task = self._segment.tasks[position]
             if log.isEnabledFor(TRACE):
-                log.trace("%s: %s", task.name, ", ".join(f"{name}={t.data_ptr():#x}" for name, t in tensors))
+                log.trace("%s: %s", task.name, ", ".join(f"{name}={_address(t):#x}" for name, t in tensors))
             telling = True
             observer(TaskFinished(task, elapsed_ms))
             telling = False
@@ -158,6 +199,17 @@ class CpuSegment(SealedSegment):
                     return self._segment.tasks[position]
             traceback = traceback.tb_next
         return None
+
+
+def _address(tensor: torch.Tensor | int) -> int:
+    return tensor if isinstance(tensor, int) else tensor.data_ptr()
+
+
+def _report(table: Any, slot: int) -> None:
+    """Raise what a kernel reported, and be ready for the next call."""
+    code = table[slot]
+    table[slot] = 0
+    raise reported_error(code)
 
 
 class _Conform:

@@ -11,7 +11,7 @@ import torch
 from kagent_core.device import PointerArg, Runtime, SealedSegment, Segment, call_kernel
 from kagent_core.execute.host import view_of
 from kagent_core.specs import DType, KernelDescriptor, LaunchConfig, TensorSpec
-from kagent_cpu.replay import CompiledSegment, CpuSegment
+from kagent_cpu.replay import CompiledSegment, CpuSegment, LoadUnit
 
 _BYTE = DType("uint8", 1)
 
@@ -23,12 +23,15 @@ class CpuRuntime(Runtime):
     ----------
     threads
         Threads that a kernel may use; None for what torch is set to.
+    load
+        Compiles and loads the text of generated kernels; None where there is no compiler.
     """
 
     host_memory = True
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, load: LoadUnit | None = None) -> None:
         self._threads = threads
+        self._load = load
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return bytes of host memory, aligned to 64."""
@@ -60,7 +63,7 @@ class CpuRuntime(Runtime):
 
     def seal(self, segment: Segment) -> Callable[[], SealedSegment]:
         """Write the segment as one Python function."""
-        compiled = CompiledSegment(segment)
+        compiled = CompiledSegment(segment, self._load)
         return lambda: CpuSegment(compiled, self._threads)
 
     @staticmethod

@@ -1,0 +1,127 @@
+"""The table of parametrised kernels, by exact signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.dtypes import SUPPORTED
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.kernel import KernelSource
+from kagent_core.codegen.lowering import NotLoweredError, full_arguments
+from kagent_core.codegen.table import LoweringKind, RuleTable
+from kagent_core.specs import OpCall
+
+
+@dataclass(frozen=True, slots=True)
+class GenericRule:
+    """How one operator's parametrised kernel is written.
+
+    Attributes
+    ----------
+    signature
+        The exact overload.
+    function
+        Called with a `KernelBuilder` and the operator's arguments by name, as `TensorSpec` and plain values, defaults
+        filled in; writes the kernel's body.
+    accepts
+        Given a call, returns why the kernel does not take it, or None.
+    epilogue
+        Whether pointwise operators that follow can be computed where a result is stored.
+    """
+
+    signature: str
+    function: Callable[..., None]
+    accepts: Callable[[OpCall], str | None] | None
+    epilogue: bool
+
+
+class GenericKernels:
+    """Parametrised kernels by signature.
+
+    Parameters
+    ----------
+    rules
+        Lowering rules, for the pointwise operators of epilogues.
+    round_halves
+        As for `kagent_core.codegen.expressions.Expressions`.
+    """
+
+    def __init__(self, table: GenericTable, rules: RuleTable, round_halves: bool = True) -> None:
+        self._table = table
+        self._rules = rules
+        self._round_halves = round_halves
+
+    def __contains__(self, signature: str) -> bool:
+        return signature in self._table
+
+    def refusal(self, calls: Sequence[OpCall]) -> str | None:
+        """Return why there is no parametrised kernel for some calls, or None when there is one."""
+        first, *rest = calls
+        rule = self._table.find(first.signature)
+        if rule is None:
+            return f"there is no parametrised kernel for {first.signature}"
+        for spec in (*first.inputs, *first.outputs):
+            if spec.dtype.name not in SUPPORTED:
+                return f"{first.name} has a tensor of {spec.dtype}, which generated kernels do not have"
+            if spec.conj or spec.neg:
+                return f"{first.name} has a tensor that is lazily conjugated or negated"
+        refused = rule.accepts(first) if rule.accepts is not None else None
+        return refused or (self._epilogue_refusal(rule, first, rest) if rest else None)
+
+    def source(self, calls: Sequence[OpCall], stored: Collection[int], language: CFamily) -> KernelSource:
+        """Return the kernel for some calls, of which `refusal` was None; its function is called ``KERNEL``."""
+        first, *rest = calls
+        rule = self._table.find(first.signature)
+        if rule is None:
+            raise KeyError(first.signature)
+        builder = KernelBuilder(first, rest, stored, language, self._rules, self._round_halves)
+        rule.function(builder, **full_arguments(first))
+        return builder.source("KERNEL")
+
+    def _epilogue_refusal(self, rule: GenericRule, first: OpCall, rest: Sequence[OpCall]) -> str | None:
+        if not rule.epilogue or len(first.results) != 1:
+            return f"the parametrised kernel for {first.signature} has no place for what follows it"
+        shape = first.outputs[0].shape
+        for call in rest:
+            other = self._rules.find(call.signature)
+            if other is None or other.kind is not LoweringKind.POINTWISE or call.outputs[0].shape != shape:
+                return f"{call.name} does not compute one element from each of {first.name}"
+        try:
+            KernelBuilder(first, rest, None, CFamily(), self._rules, self._round_halves)
+        except NotLoweredError as error:
+            return str(error)
+        return None
+
+
+class GenericTable:
+    """Rules of parametrised kernels by signature. The core's own is `kagent_core.codegen.generic.GENERIC`."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, GenericRule] = {}
+
+    def find(self, signature: str) -> GenericRule | None:
+        """Return the rule for an exact signature, or None."""
+        return self._rules.get(signature)
+
+    def __contains__(self, signature: str) -> bool:
+        return signature in self._rules
+
+    def __iter__(self) -> Iterator[GenericRule]:
+        return iter(self._rules.values())
+
+    def kernel(
+        self, *signatures: str, accepts: Callable[[OpCall], str | None] | None = None, epilogue: bool = False
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register what writes the kernel of some operators: see `GenericRule`."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            for signature in signatures:
+                if signature in self._rules:
+                    raise ValueError(f"two parametrised kernels for {signature}")
+                self._rules[signature] = GenericRule(signature, function, accepts, epilogue)
+            return function
+
+        return register

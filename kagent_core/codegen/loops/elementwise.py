@@ -1,0 +1,93 @@
+"""Loops that reduce nothing: every step writes elements of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kagent_core.codegen.c_family import REPORT
+from kagent_core.codegen.expressions import Expr
+from kagent_core.codegen.indices import Axis
+from kagent_core.codegen.loops.form import GRAIN, Form, by_stride, cost_of
+
+TILE = 32
+"""Edge of the blocks in which transposed tensors are read, in elements."""
+
+LEAST_TILED = 8
+"""Shortest loops that are worth blocking."""
+
+
+class Elementwise(Form):
+    """The innermost loop is vectorized; two loops are blocked where some tensor is read transposed."""
+
+    def write(self) -> None:
+        """Write the function's body."""
+        stores = self.nest.stores
+        values = [store.value for store in stores]
+        axes = by_stride(self.nest.outer, [store.offset for store in stores])
+        across = self._read_across(axes)
+        if not axes:
+            self.text.add(*self.statements.place(values, [])[0])
+            self.store_all(stores)
+        elif across is not None:
+            self._write_tiles(axes, across, values)
+        elif len(axes) == 1:
+            self._write_line(axes[0], values)
+        else:
+            self._write_nest(axes, values)
+
+    def _write_line(self, axis: Axis, values: Sequence[Expr]) -> None:
+        before, inside = self.statements.place(values, [{axis}])
+        self.text.add(*before)
+        least = max(GRAIN // self._cost(), 1)
+        simd = "" if any(REPORT in line for line in inside) else " simd"
+        self.text.add(f"#pragma omp parallel for{simd} if ({self.size(axis)} > {least})")
+        self.text.open(self.head(axis))
+        self.text.add(*inside)
+        self.store_all(self.nest.stores)
+        self.text.close()
+
+    def _write_nest(self, axes: Sequence[Axis], values: Sequence[Expr]) -> None:
+        *outer, last = axes
+        lines = self.statements.place(values, [{axis} for axis in axes])
+        self.text.add(*lines[0])
+        # parallel as far as nothing is computed between the loops
+        depth = next((n for n in range(1, len(outer)) if lines[n]), len(outer))
+        inside = last.extent * self._cost()
+        for axis in outer[depth:]:
+            inside *= axis.extent
+        self.open_parallel(outer[:depth], inside)
+        self.text.add(*lines[depth])
+        for number, axis in enumerate(outer[depth:], depth + 1):
+            self.text.open(self.head(axis))
+            self.text.add(*lines[number])
+        self.open_lanes(self.head(last), lines[-1])
+        self.store_all(self.nest.stores)
+        self.text.close(len(axes))
+
+    def _write_tiles(self, axes: Sequence[Axis], across: Axis, values: Sequence[Expr]) -> None:
+        last = axes[-1]
+        rest = [axis for axis in axes[:-1] if axis is not across]
+        lines = self.statements.place(values, [set(rest), {across}, {last}])
+        self.text.add(*lines[0])
+        inside = across.extent * last.extent * self._cost()
+        opened = self.open_parallel(rest, inside, [(across, TILE), (last, TILE)])
+        self.text.add(*lines[1])
+        self.text.open(self.within_block_head(across, TILE))
+        self.text.add(*lines[2])
+        self.open_lanes(self.within_block_head(last, TILE), lines[3])
+        self.store_all(self.nest.stores)
+        self.text.close(opened + 2)
+
+    def _read_across(self, axes: Sequence[Axis]) -> Axis | None:
+        """Return the axis along which some tensor lies in memory that the innermost loop reads with a stride."""
+        if len(axes) < 2 or axes[-1].extent < LEAST_TILED:
+            return None
+        for load in self.loads:
+            if load.offset.factor(axes[-1]) > 1:
+                for axis in axes[:-1]:
+                    if load.offset.factor(axis) == 1 and axis.extent >= LEAST_TILED:
+                        return axis
+        return None
+
+    def _cost(self) -> int:
+        return 1 + cost_of(*(store.value for store in self.nest.stores)) // 8

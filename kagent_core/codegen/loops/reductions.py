@@ -1,0 +1,87 @@
+"""How reductions are accumulated, whatever the order of the loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.dtypes import FLOATS
+from kagent_core.codegen.expressions import Expr, walk
+from kagent_core.codegen.indices import Axis
+
+CHUNK = 256
+"""Elements that one lane sums up in float32 before the sum goes on in float64: more would lose digits."""
+
+OPENMP = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+"""OpenMP's names of the reductions."""
+
+
+class Accumulator:
+    """The running value of one reduction.
+
+    Parameters
+    ----------
+    node
+        The reduction.
+    name
+        Of the variable, or of the array with one element per lane.
+    language
+        How things are spelled.
+    """
+
+    def __init__(self, node: Expr, name: str, language: CFamily) -> None:
+        self.node = node
+        self.name = name
+        self.kind: str = node.payload.kind
+        self._language = language
+        self.type = language.value_type(node.dtype)
+        self.in_parts = self.kind == "sum" and node.dtype in FLOATS
+        """Whether chunks are summed up by themselves, and their sums in float64."""
+        self.tracks_nan = self.kind in ("max", "min") and node.dtype in FLOATS
+        """Whether NaN is looked for on the side, so that the comparisons are a processor's own."""
+
+    @property
+    def running_type(self) -> str:
+        """The running value's type."""
+        return "f64" if self.in_parts else self.type
+
+    @property
+    def first(self) -> str:
+        """What it starts from."""
+        language, dtype = self._language, self.node.dtype
+        if self.kind in ("max", "min"):
+            return language.least(dtype) if self.kind == "max" else language.greatest(dtype)
+        return language.literal(1 if self.kind in ("prod", "all") else 0, dtype)
+
+    def update(self, name: str, value: str, lane: str = "") -> list[str]:
+        """Return statements that take one more value, given as a variable or number, into `name`."""
+        place = f"{name}{lane}"
+        if self.kind in ("max", "min"):
+            sign = ">" if self.kind == "max" else "<"
+            lines = [f"{place} = {value} {sign} {place} ? {value} : {place};"]
+            return [*lines, f"{self.name}_nan{lane} |= {value} != {value};"] if self.tracks_nan else lines
+        return [f"{place} {OPENMP[self.kind]}= {value};"]
+
+    def clauses(self, name: str) -> str:
+        """Return the OpenMP clauses of a loop whose lanes reduce into `name`."""
+        found = f" reduction({OPENMP[self.kind]}:{name})"
+        return f"{found} reduction(|:{self.name}_nan)" if self.tracks_nan else found
+
+    def result(self, lane: str = "") -> str:
+        """Return the reduction's value once all is taken in."""
+        if self.tracks_nan:
+            return f"{self.name}_nan{lane} ? {self._language.literal(math.nan, self.node.dtype)} : {self.name}{lane}"
+        return f"({self.type}){self.name}{lane}" if self.running_type != self.type else f"{self.name}{lane}"
+
+
+def passes(reductions: Sequence[Expr]) -> Iterator[tuple[tuple[Axis, ...], list[Expr]]]:
+    """Yield passes over the inner loops as (loop variables, reductions): each needs only what earlier ones gave."""
+    level: dict[int, int] = {}
+    found: dict[tuple[int, tuple[Axis, ...]], list[Expr]] = {}
+    for node in reductions:  # operands first
+        needed = [level[inner.number] for inner in walk(node.args[0]) if inner.op == "reduce"]
+        level[node.number] = max(needed, default=-1) + 1
+        found.setdefault((level[node.number], node.payload.axes), []).append(node)
+    for key in sorted(found, key=lambda key: key[0]):
+        yield key[1], found[key]

@@ -1,0 +1,471 @@
+"""From operators to loops: a group of calls becomes one nest of loops around expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from kagent_core.codegen.dtypes import SUPPORTED, common_dtype, compute_dtype
+from kagent_core.codegen.elements import Element, Indices, Operand, is_number
+from kagent_core.codegen.expressions import Expr, Expressions, operands, walk
+from kagent_core.codegen.indices import Axis, Computed, Index, flatten, offset_of, refine, unflatten
+from kagent_core.codegen.kernel import LoopNest, Store
+from kagent_core.codegen.primitives import COSTLY, PRIMITIVES
+from kagent_core.codegen.table import LoweringKind, Operands, Rule, RuleTable
+from kagent_core.specs import OpCall, TensorSpec
+
+OPERAND_TYPES = frozenset({"Tensor", "Optional[Tensor]", "number", "Optional[number]", "List[Tensor]"})
+"""Types of arguments whose values a pointwise operator computes with."""
+
+CONDITIONS = frozenset({"condition", "mask"})
+"""Names of arguments that say which value is taken, and so keep their own type."""
+
+
+MOST_REPEATED = 2
+"""How many times as often as there are elements a costly value may be computed."""
+
+
+class NotLoweredError(Exception):
+    """Why no kernel can be made of some calls. Never reaches a user: they see the reason in a decision or an error."""
+
+
+class Lowering:
+    """The lowering of one group of calls. Rules get it as their first argument.
+
+    Parameters
+    ----------
+    calls
+        In order. Each has a rule in `table`.
+    table
+        The rules.
+    stored
+        Buffers of results that the kernel writes; None for all of them.
+    round_halves
+        See `Expressions`.
+    given
+        For an epilogue, the tensor whose elements the kernel around it computes.
+
+    Raises
+    ------
+    NotLoweredError
+        When the calls cannot be one nest of loops.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[OpCall],
+        table: RuleTable,
+        stored: Collection[int] | None,
+        round_halves: bool = True,
+        given: TensorSpec | None = None,
+    ) -> None:
+        self.expressions = Expressions(round_halves)
+        self._calls = tuple(calls)
+        self._table = table
+        self._stored = stored
+        self._made: dict[int, tuple[TensorSpec, Callable[[Indices], Element]]] = {}
+        self._labels: dict[int, str] = {}
+        self._memo: dict[Any, Element] = {}
+        self._elements: dict[int, tuple[str, TensorSpec, Expr]] = {}
+        self._axes_made = 0
+        self._rules = [self._rule(call) for call in self._calls]
+        self.nest = _Nest(self._calls, self._rules, self._is_stored)
+        if given is not None:
+            self._made[given.buffer] = (given, lambda index: self._given(given, index))
+
+    def run(self) -> LoopNest:
+        """Return the loops."""
+        for call, rule in zip(self._calls, self._rules, strict=True):
+            self._lower(call, rule)
+        stores = tuple(self._store(call, spec) for call in self._calls for spec in call.outputs if self._is_stored(spec))
+        if not stores:
+            raise NotLoweredError("nothing that it makes is read outside")
+        _check_rows(stores, self._calls)
+        return LoopNest(self.nest.outer, self.nest.inner, stores, self._labels, self._calls)
+
+    # -- for rules
+
+    def constant(self, value: bool | int | float, dtype: str) -> Element:
+        """Return a number."""
+        return Element(self.expressions.constant(value, dtype), self.expressions)
+
+    def index_value(self, index: Index | int, dtype: str = "int64") -> Element:
+        """Return an index as an element."""
+        return Element(self.expressions.index(Index.of(index), dtype), self.expressions)
+
+    def place(self, value: Element, size: int) -> Index:
+        """Return a computed int64 as an index; wherever it counts, it is from 0 to `size` - 1."""
+        return Index.of(Computed(value.expr, (0, max(size - 1, 0))))
+
+    def is_made(self, spec: TensorSpec) -> bool:
+        """Whether an earlier call of the group computes a tensor: it is not read from memory."""
+        return spec.buffer in self._made
+
+    def masked(self, condition: Element, value: Callable[[], Element], otherwise: Element | bool | int | float) -> Element:
+        """Return what `value` gives where a condition holds, which memory is only read there; else `otherwise`."""
+        if condition.expr.op == "constant" and condition.expr.payload:
+            return value()
+        with self.expressions.masked(condition.expr):
+            then = value()
+        return condition.where(then, otherwise)
+
+    def reduced(self, operand_shape: Sequence[int], dims: int | Sequence[int] | None) -> Reduced:
+        """Return the loops over some dimensions of a shape; None or no dimensions stand for all of them."""
+        return Reduced(self, tuple(operand_shape), normalized_dims(dims, len(operand_shape)))
+
+    def new_axes(self, sizes: Sequence[int], taken: Collection[Axis]) -> tuple[tuple[Axis, ...], Indices]:
+        """Return loop variables for a reduction over some sizes, none of them in `taken`, and an index per size."""
+        own = self.nest.inner
+        if math.prod(axis.extent for axis in own) == math.prod(sizes) and own and not set(own) & set(taken):
+            flat = flatten([Index.of(axis) for axis in own], [axis.extent for axis in own])
+            return own, unflatten(flat, sizes)
+        self._axes_made += 1
+        axes = tuple(Axis(f"s{self._axes_made}_{n}", size, reduced=True) for n, size in enumerate(sizes))
+        return axes, tuple(Index.of(axis) for axis in axes)
+
+    # -- one call
+
+    def _rule(self, call: OpCall) -> Rule:
+        rule = self._table.find(call.signature)
+        if rule is None:
+            raise NotLoweredError(f"there is no lowering rule for {call.signature}")
+        for spec in (*call.inputs, *call.outputs):
+            if spec.dtype.name not in SUPPORTED:
+                raise NotLoweredError(f"{call.name} has a tensor of {spec.dtype}, which generated kernels do not have")
+            if spec.conj or spec.neg:
+                raise NotLoweredError(f"{call.name} has a tensor that is lazily conjugated or negated")
+        refused = rule.accepts(call) if rule.accepts is not None else None
+        if refused is not None:
+            raise NotLoweredError(f"{call.name}: {refused}")
+        return rule
+
+    def _lower(self, call: OpCall, rule: Rule) -> None:
+        arguments = {name: self._argument(value) for name, value in full_arguments(call).items()}
+        if rule.kind is LoweringKind.POINTWISE:
+            self._lower_pointwise(call, rule, arguments)
+            return
+        results = rule.function(self, **arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        if len(results) != len(call.results):
+            raise TypeError(f"the rule for {call.signature} gave {len(results)} results, not {len(call.results)}")
+        for spec, result in zip(call.results, results, strict=True):
+            if spec is not None and result is not None:
+                self._define(call, spec, result)
+            elif spec is not None:
+                raise NotLoweredError(f"{call.name}: the rule gives no {spec}")
+
+    def _lower_pointwise(self, call: OpCall, rule: Rule, arguments: Mapping[str, Any]) -> None:
+        names = operand_names(call)
+        target = self._operand_dtype(call, rule)
+        spec = call.outputs[0]
+
+        def element(index: Indices) -> Element:
+            taken = {
+                name: self._operand_at(value, index, target if name in names else None, name in rule.unrounded)
+                for name, value in arguments.items()
+            }
+            made = rule.function(**taken)
+            return made if isinstance(made, Element) else self.constant(made, spec.dtype.name)
+
+        self._define(call, spec, element)
+
+    def _operand_dtype(self, call: OpCall, rule: Rule) -> str | None:
+        if rule.operands is Operands.RESULT:
+            return call.outputs[0].dtype.name
+        if rule.operands is Operands.OWN:
+            return None
+        values = full_arguments(call)
+        return common_dtype(values[name] for name in operand_names(call) if values[name] is not None)
+
+    def _operand_at(self, value: Any, index: Indices, dtype: str | None, unrounded: bool) -> Any:
+        if not isinstance(value, Operand):
+            if not is_number(value) or dtype is None:
+                return value
+            return self.constant(value, compute_dtype(dtype) if unrounded else dtype).compute()
+        element = value.broadcast_at(index)
+        if dtype is None:
+            return element.compute()
+        if unrounded and not value.shape:
+            return element.to(compute_dtype(dtype))
+        return element.to(dtype).compute()
+
+    def _define(self, call: OpCall, spec: TensorSpec, result: Callable[[Indices], Element]) -> None:
+        label = call.signature.partition("::")[2].partition(".")[0]
+
+        def element(index: Indices) -> Element:
+            key = (spec.buffer, index, self.expressions.mask)
+            found = self._memo.get(key)
+            if found is None:
+                found = self._memo[key] = result(index).to(spec.dtype.name)
+                self._labels.setdefault(found.expr.number, label)
+                self._elements.setdefault(found.expr.number, (call.name, spec, found.expr))
+            return found
+
+        self._made[spec.buffer] = (spec, element)
+
+    # -- tensors
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, TensorSpec):
+            return self.operand(value)
+        if isinstance(value, tuple):
+            return tuple(self._argument(item) for item in value)
+        return value
+
+    def operand(self, spec: TensorSpec) -> Operand:
+        """Return a tensor as rules see it: made by an earlier call of the group, or in memory."""
+        made = self._made.get(spec.buffer)
+        if made is None:
+            return Operand(spec, lambda index: self._load(spec, index))
+        base, element = made
+        if (base.shape, base.strides, base.storage_offset) == (spec.shape, spec.strides, spec.storage_offset):
+            return Operand(spec, lambda index: element(self._within(index, spec.shape)))
+        return Operand(spec, lambda index: element(_seen_through(spec, base, self._within(index, spec.shape))))
+
+    def _within(self, index: Indices, shape: Sequence[int]) -> Indices:
+        """Return an index whose bounds are those of a shape: what lies beyond is under a condition that rules it out."""
+        return tuple(
+            part if part.bounds[0] >= 0 and part.bounds[1] < size else self.place(self.index_value(part), size)
+            for part, size in zip(index, shape, strict=True)
+        )
+
+    def _load(self, spec: TensorSpec, index: Indices) -> Element:
+        return Element(self.expressions.load(spec, offset_of(index, spec.strides)), self.expressions)
+
+    def _given(self, spec: TensorSpec, index: Indices) -> Element:
+        """Return the element that an epilogue begins with, which is known at one place only: the loops' own."""
+        flat = flatten(index, spec.shape)
+        if flat != _flat(self.nest.outer):
+            raise NotLoweredError(f"{spec} is read at other places than where it is made")
+        dtype = spec.dtype.name
+        given = self.expressions.given(compute_dtype(dtype), flat.axes)
+        return Element(self.expressions.cast(given, dtype), self.expressions)
+
+    def _check_work(self) -> None:
+        """A costly value must not be computed much more often than its tensor has elements."""
+        for name, spec, expr in self._elements.values():
+            axes = [number for number, axis in enumerate(self.nest.axes) if axis in expr.axes]
+            times = math.prod(axis.extent for axis in self.nest.axes[: max(axes, default=-1) + 1])
+            if times > MOST_REPEATED * spec.numel and self._is_costly(expr):
+                raise NotLoweredError(f"{name} would be computed {times} times for the {spec.numel} elements of {spec}")
+
+    def _is_costly(self, expr: Expr) -> bool:
+        """Whether an operator's own expression, without its operands', has a function that takes long."""
+        stack = [expr]
+        while stack:
+            node = stack.pop()
+            if node.op in PRIMITIVES and PRIMITIVES[node.op].cost >= COSTLY:
+                return True
+            stack.extend(arg for arg in operands(node) if arg.number not in self._elements)
+        return False
+
+    # -- stores
+
+    def _is_stored(self, spec: TensorSpec) -> bool:
+        return spec.numel > 0 and (self._stored is None or spec.buffer in self._stored)
+
+    def _store(self, call: OpCall, spec: TensorSpec) -> Store:
+        position = self.nest.position_of(spec)
+        if position is None:
+            raise NotLoweredError(f"{call.name} makes {spec}, which is neither the size of the loops nor of their rows")
+        flat, per_row = position
+        index = unflatten(flat, spec.shape)
+        element = self._made[spec.buffer][1](index)
+        return Store(spec, offset_of(index, spec.strides), element.expr, per_row)
+
+
+class Reduced:
+    """Loops over some dimensions of a shape."""
+
+    def __init__(self, lowering: Lowering, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+        self._lowering = lowering
+        self.shape = shape
+        self.dims = dims
+
+    @property
+    def count(self) -> int:
+        """Number of elements that become one."""
+        return math.prod(self.shape[dim] for dim in self.dims)
+
+    def reduce(self, kind: str, index: Sequence[Index], value: Callable[[Indices], Element]) -> Element:
+        """Reduce what `value` gives over the dimensions.
+
+        Parameters
+        ----------
+        kind
+            One of `kagent_core.codegen.expressions.REDUCTIONS`.
+        index
+            Of the shape, or of what is left without the reduced dimensions, or with size 1 in their place.
+        value
+            Gives an element at an index of the shape.
+        """
+        kept = self._kept(index)
+        taken = frozenset[Axis]().union(*(part.axes for part in kept.values()))
+        axes, bound = self._lowering.new_axes([self.shape[dim] for dim in self.dims], taken)
+        inside = dict(zip(self.dims, bound, strict=True))
+        element = value(tuple(kept[dim] if dim in kept else inside[dim] for dim in range(len(self.shape))))
+        if self.count <= 1:
+            return self._without_loop(kind, element)
+        expressions = self._lowering.expressions
+        return Element(expressions.reduce(kind, element.expr, axes), expressions)
+
+    def _without_loop(self, kind: str, element: Element) -> Element:
+        if self.count == 0:
+            if kind in ("max", "min"):
+                raise NotLoweredError("the greatest or least of no elements")
+            return element.number(kind in ("prod", "all"))
+        return element + 0 if kind == "sum" and element.is_float else element  # a sum is never -0.0
+
+    def position(self, index: Sequence[Index]) -> Index:
+        """Return the row-major position, among the reduced dimensions, of an index of the shape."""
+        return flatten([index[dim] for dim in self.dims], [self.shape[dim] for dim in self.dims])
+
+    def _kept(self, index: Sequence[Index]) -> dict[int, Index]:
+        left = [dim for dim in range(len(self.shape)) if dim not in self.dims]
+        if len(index) == len(self.shape):
+            return {dim: index[dim] for dim in left}
+        return dict(zip(left, index, strict=True))
+
+
+class _Nest:
+    """The loops of a group: those of what it makes, cut up finely enough for each of its shapes."""
+
+    def __init__(
+        self, calls: Sequence[OpCall], rules: Sequence[Rule], is_stored: Callable[[TensorSpec], bool]
+    ) -> None:
+        full, dims = _loops(calls, rules, is_stored)
+        if 0 in full:
+            raise NotLoweredError("there is nothing that it would have to write")
+        numel = math.prod(full)
+        made = [spec.shape for call in calls for spec in call.outputs]
+        read = [spec.shape for call in calls for spec in call.inputs]
+        same = [shape for shape in made + read if math.prod(shape) == numel]
+        kept = math.prod(size for dim, size in enumerate(full) if dim not in dims)
+        sizes = refine([full, *same]) or full
+        flags = _reduced_flags(sizes, full, dims)
+        outer: list[Axis] = []
+        inner: list[Axis] = []
+        self.axes: list[Axis] = []
+        for size, is_reduced in zip(sizes, flags, strict=True):
+            axis = Axis(f"r{len(inner)}" if is_reduced else f"i{len(outer)}", size, is_reduced)
+            (inner if is_reduced else outer).append(axis)
+            self.axes.append(axis)
+        self.outer, self.inner = tuple(outer), tuple(inner)
+        self._numel, self._kept = numel, kept
+
+    def position_of(self, spec: TensorSpec) -> tuple[Index, bool] | None:
+        """Return the row-major position in a result at each step of the loops, and whether it is one per row."""
+        if spec.numel == self._kept and self.inner:
+            return _flat(self.outer), True
+        return (_flat(self.axes), False) if spec.numel == self._numel else None
+
+
+def _flat(axes: Sequence[Axis]) -> Index:
+    return flatten([Index.of(axis) for axis in axes], [axis.extent for axis in axes])
+
+
+def _loops(
+    calls: Sequence[OpCall], rules: Sequence[Rule], is_stored: Callable[[TensorSpec], bool]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of a group's loops, and the dimensions of it that are reduced."""
+    for call, rule in zip(calls, rules, strict=True):
+        if rule.kind in (LoweringKind.REDUCTION, LoweringKind.ROWS):
+            shape, dims = reduced_loops(call)
+            if math.prod(shape[dim] for dim in dims) > 1:
+                return shape, dims
+    stored = [spec for call in reversed(calls) for spec in call.outputs if is_stored(spec)]
+    return (max(stored, key=lambda spec: spec.numel).shape if stored else (0,)), ()
+
+
+def reduced_loops(call: OpCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape that a reducing call loops over, and the dimensions that it reduces."""
+    arguments = full_arguments(call)
+    first = call.inputs[0].shape
+    if "normalized_shape" in arguments:
+        return first, tuple(range(len(first) - len(arguments["normalized_shape"]), len(first)))
+    if "group" in arguments:  # group norm: channels are cut up
+        groups = arguments["group"]
+        channels = first[1]
+        return (first[0], groups, channels // groups, *first[2:]), tuple(range(2, len(first) + 1))
+    if "momentum" in arguments:  # batch norm
+        return first, (0, *range(2, len(first)))
+    if call.signature in ("aten::any.dims", "aten::all.dims") and arguments["dim"] == ():
+        return first, ()  # here, no dimensions are not all of them
+    return first, normalized_dims(arguments.get("dim"), len(first))
+
+
+def normalized_dims(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Return dimensions as ascending numbers from 0; None or none of them stand for all.
+
+    Examples
+    --------
+    >>> normalized_dims(-1, 3), normalized_dims((), 2), normalized_dims((-1, 0), 3), normalized_dims(0, 0)
+    ((2,), (0, 1), (0, 2), ())
+    """
+    if ndim == 0:
+        return ()
+    given = (dims,) if isinstance(dims, int) else tuple(dims or range(ndim))
+    return tuple(sorted({dim % ndim for dim in given}))
+
+
+def _reduced_flags(sizes: Sequence[int], full: Sequence[int], dims: Collection[int]) -> list[bool]:
+    """Return which of the finer sizes lie in a reduced dimension of the full shape."""
+    flags: list[bool] = []
+    below = 1  # elements of one step of the current finer size
+    bounds: list[tuple[int, bool]] = []
+    step = 1
+    for dim in reversed(range(len(full))):
+        step *= full[dim]
+        if full[dim] > 1:
+            bounds.append((step, dim in dims))
+    for size in reversed(sizes):
+        below *= size
+        flags.append(next((flag for bound, flag in bounds if below <= bound), False))
+    return list(reversed(flags))
+
+
+def _seen_through(spec: TensorSpec, base: TensorSpec, index: Indices) -> Indices:
+    """Return the index into `base` of the element that a view of its memory has at an index."""
+    order = sorted((d for d in range(len(base.shape)) if base.shape[d] != 1), key=lambda d: (-base.strides[d], d))
+    expected = 1
+    for dim in reversed(order):
+        if base.strides[dim] != expected:
+            raise NotLoweredError(f"{base} with strides {base.strides}, which leaves gaps, is read as a view")
+        expected *= base.shape[dim]
+    offset = offset_of(index, spec.strides, spec.storage_offset - base.storage_offset)
+    parts = unflatten(offset, [base.shape[dim] for dim in order])
+    found = dict(zip(order, parts, strict=True))
+    return tuple(found.get(dim, Index()) for dim in range(len(base.shape)))
+
+
+def _check_rows(stores: Iterable[Store], calls: Sequence[OpCall]) -> None:
+    """A reduction's value must be one per row: the loops around it are the outer ones."""
+    for node in walk(*(store.value for store in stores)):
+        if node.op == "reduce" and any(axis.reduced for axis in node.axes):
+            raise NotLoweredError(f"a reduction of {calls[0].name} is needed at every step of another one")
+    for store in stores:
+        if store.per_row and any(axis.reduced for axis in store.value.axes):
+            raise NotLoweredError(f"what is stored per row, {store.tensor}, depends on the place in the row")
+
+
+def full_arguments(call: OpCall) -> dict[str, Any]:
+    """Return a call's arguments by name, those that were left out with their defaults."""
+    found: dict[str, Any] = {}
+    for argument in call.overload._schema.arguments:
+        if argument.name in call.arguments:
+            found[argument.name] = call.arguments[argument.name]
+        else:
+            default = argument.default_value
+            found[argument.name] = tuple(default) if isinstance(default, list) else default
+    return found
+
+
+def operand_names(call: OpCall) -> frozenset[str]:
+    """Return the names of the arguments whose values a pointwise operator computes with, in its own type."""
+    return frozenset(a.name for a in call.overload._schema.arguments if _is_operand(a))
+
+
+def _is_operand(argument: Any) -> bool:
+    return str(argument.type) in OPERAND_TYPES and argument.name not in CONDITIONS
+

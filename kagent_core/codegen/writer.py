@@ -1,0 +1,283 @@
+"""Writing one kernel: its parameters, and the values of expressions as statements at the right depth of its loops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, INDEX_OUT_OF_RANGE, REPORT, CFamily
+from kagent_core.codegen.expressions import INTEGER_DIVISIONS, Check, Expr, Load, operands, walk
+from kagent_core.codegen.indices import Axis, Computed, Index, Quotient
+from kagent_core.codegen.kernel import KernelArg
+from kagent_core.specs import Access, TensorSpec
+
+LITERAL_SIZES = range(5)
+"""Sizes that stand in the text as they are, since kernels of other shapes would seldom share it anyhow."""
+
+REPEATING = frozenset({"max", "min", "abs", "not", "shl", "shr", "isnan", "checked"})
+"""Primitives whose spelling has an operand more than once."""
+
+
+class Parameters:
+    """The parameters of one kernel, in the order in which they are first needed: tensors, and sizes as int64.
+
+    Sizes, strides and offsets are parameters, so that the same text serves other shapes.
+
+    Parameters
+    ----------
+    language
+        For the pointers' types.
+    written
+        Tensors that the kernel writes.
+    read
+        Tensors that it reads.
+    """
+
+    def __init__(self, language: CFamily, written: Iterable[TensorSpec], read: Iterable[TensorSpec]) -> None:
+        self._language = language
+        self._written = set(written)
+        read = list(read)
+        buffers = Counter({spec.buffer for spec in read})
+        buffers.update(spec.buffer for spec in self._written)
+        self._shared = {buffer for buffer, count in buffers.items() if count > 1}
+        self._pointers: dict[TensorSpec, KernelArg] = {}
+        self._sizes: dict[int, KernelArg] = {}
+        self.reports = False
+
+    def pointer(self, spec: TensorSpec) -> str:
+        """Return the name of the pointer to a tensor's first element."""
+        arg = self._pointers.get(spec)
+        if arg is None:
+            written = spec in self._written
+            count = sum((other in self._written) is written for other in self._pointers)
+            name = f"{'y' if written else 'x'}{count}"
+            kind = self._language.pointer_type(spec.dtype.name, written, spec.buffer not in self._shared)
+            arg = self._pointers[spec] = KernelArg(name, kind, spec, Access.OUT if written else Access.IN)
+        return arg.name
+
+    def size(self, value: int) -> str:
+        """Return a size as it stands in the text: the name of a parameter, or a small number."""
+        if value in LITERAL_SIZES:
+            return str(value)
+        if value < 0:
+            return f"-{self.size(-value)}"
+        arg = self._sizes.get(value)
+        if arg is None:
+            arg = self._sizes[value] = KernelArg(f"n{len(self._sizes)}", "i64", value)
+        return arg.name
+
+    @property
+    def args(self) -> tuple[KernelArg, ...]:
+        """Tensors that are read, tensors that are written, sizes."""
+        pointers = sorted(self._pointers.values(), key=lambda arg: arg.access is Access.OUT)
+        return (*pointers, *self._sizes.values())
+
+    def index(self, index: Index, value: Callable[[Expr], str]) -> str:
+        """Return index arithmetic as text.
+
+        Parameters
+        ----------
+        index
+            What to print.
+        value
+            Gives the text of the expressions that it is computed from.
+        """
+        parts: list[str] = []
+        for atom, factor in index.terms:
+            if isinstance(atom, Axis):
+                text = atom.name
+            elif isinstance(atom, Computed):
+                text = value(atom.value)
+            else:
+                sign = "/" if isinstance(atom, Quotient) else "%"
+                text = f"({self.index(atom.index, value)}) {sign} {self.size(atom.divisor)}"
+                text = f"({text})"
+            parts.append(text if factor == 1 else f"{text} * {self.size(factor)}")
+        if index.constant or not parts:
+            parts.append(self.size(index.constant))
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+class Statements:
+    """Turns expressions into statements, each at the outermost loop where it can stand.
+
+    Parameters
+    ----------
+    language
+        How primitives are spelled.
+    parameters
+        The kernel's.
+    labels
+        Names for the values of whole operators, by number of the expression.
+    """
+
+    def __init__(self, language: CFamily, parameters: Parameters, labels: Mapping[int, str]) -> None:
+        self._language = language
+        self._parameters = parameters
+        self._labels = labels
+        self._taken: Counter[str] = Counter()
+        self.names: dict[int, str] = {}
+        """Text of values that were computed before: variables, elements of arrays."""
+        self.given: str | None = None
+        """Text of the value that expressions begin with, in an epilogue."""
+        self.axes: dict[int, frozenset[Axis]] = {}
+        """What each of them depends on."""
+
+    def fresh_name(self, base: str) -> str:
+        """Return a name that is not taken yet."""
+        number = self._taken[base]
+        self._taken[base] += 1
+        return base if number == 0 else f"{base}_{number}"
+
+    def place(self, roots: Sequence[Expr], loops: Sequence[Collection[Axis]]) -> list[list[str]]:
+        """Compute some expressions inside loops; afterwards `value` gives their text.
+
+        Parameters
+        ----------
+        roots
+            What is needed in the innermost loop.
+        loops
+            The variables of each loop around it, outermost first. Axes that are in none of them are those of loops
+            further out.
+
+        Returns
+        -------
+        list
+            Statements for before the first loop, for inside the first one, and so on.
+        """
+        lines: list[list[str]] = [[] for _ in range(len(loops) + 1)]
+        nodes = self._missing(roots)
+        uses = Counter(arg.number for node in nodes for arg in set(operands(node)) if not _is_opaque(node))
+        uses.update(root.number for root in roots)
+        for node in nodes:  # a spelling that repeats its operands must not repeat their computation
+            if node.op in REPEATING:
+                uses.update(arg.number for arg in node.args if arg.op != "constant")
+        depths = {node.number: self._depth(node, loops) for node in nodes}
+        used_at: dict[int, int] = {}
+        for node in nodes:
+            for arg in operands(node):
+                used_at[arg.number] = max(used_at.get(arg.number, 0), depths[node.number])
+        for root in roots:
+            used_at[root.number] = len(loops)
+        for node in nodes:
+            if node.op == "constant":
+                continue
+            hoisted = used_at.get(node.number, 0) > depths[node.number]
+            label = self._labels.get(node.number)
+            if uses[node.number] > 1 or hoisted or label or node.op == "checked" or divides(node):
+                self._declare(node, label, lines[depths[node.number]])
+        return lines
+
+    def value(self, node: Expr) -> str:
+        """Return the text of an expression whose variables have been computed."""
+        known = self.names.get(node.number)
+        return known if known is not None else self._text(node)
+
+    def load(self, node: Expr) -> str:
+        """Return the text of a load, under its condition if it has one."""
+        load: Load = node.payload
+        pointer = self._parameters.pointer(load.tensor)
+        place = f"{pointer}[{self._parameters.index(load.offset, self.value)}]"
+        text = self._language.load(node.dtype, place)
+        if node.args:
+            return f"({self.value(node.args[0])} ? {text} : {self._language.literal(0, node.dtype)})"
+        return text
+
+    # -- inside
+
+    def _missing(self, roots: Sequence[Expr]) -> list[Expr]:
+        """Return the nodes that have no name yet, operands first."""
+        found: list[Expr] = []
+        seen: set[int] = set()
+        stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                found.append(node)
+            elif node.number not in seen and node.number not in self.names:
+                seen.add(node.number)
+                stack.append((node, True))
+                stack.extend((arg, False) for arg in reversed(operands(node)))
+        return found
+
+    def _depth(self, node: Expr, loops: Sequence[Collection[Axis]]) -> int:
+        return max((n for n, axes in enumerate(loops, 1) if node.axes.intersection(axes)), default=0)
+
+    def _declare(self, node: Expr, label: str | None, lines: list[str]) -> None:
+        name = self.fresh_name(label or _short_name(node))
+        if node.op == "checked":
+            lines.extend(self._check(node, name))
+        else:
+            if divides(node):
+                self._parameters.reports = True
+                lines.append(f"if ({self.value(node.args[1])} == 0) {{ *{REPORT} = {DIVISION_BY_ZERO}; }}")
+            kind = "i64" if node.op == "index" else self._language.value_type(node.dtype)
+            lines.append(f"const {kind} {name} = {_bare(self._text(node))};")
+        self.name(node, name)
+
+    def name(self, node: Expr, text: str) -> None:
+        """Let a text stand for a value from here on."""
+        self.names[node.number] = text
+        self.axes[node.number] = node.axes
+
+    def _check(self, node: Expr, name: str) -> list[str]:
+        """Wrap an index around and check it; one that is out of range is reported, and 0 is read in its place."""
+        check: Check = node.payload
+        self._parameters.reports = True
+        value, size = self.value(node.args[0]), self._parameters.size(check.size)
+        code = INDEX_OUT_OF_RANGE if check.error is IndexError else INDEX_OUT_OF_BOUNDS
+        condition = f"{self.value(node.args[1])} && " if len(node.args) > 1 else ""
+        wrapped = f"{value} + ({value} < 0 ? {size} : 0)" if check.wraps else value
+        return [
+            f"i64 {name} = {wrapped};",
+            f"if ({condition}({name} < 0 || {name} >= {size})) {{ *{REPORT} = {code}; }}",
+            f"if ({name} < 0 || {name} >= {size}) {{ {name} = 0; }}",
+        ]
+
+    def _text(self, node: Expr) -> str:
+        if node.op == "load":
+            return self.load(node)
+        if node.op == "constant":
+            return self._language.literal(node.payload, node.dtype)
+        if node.op == "given":
+            return self.given or ""
+        if node.op == "index":
+            return f"({self._parameters.index(node.payload, self.value)})"
+        if node.op == "reduce" or node.op == "checked":
+            raise AssertionError(f"{node} has no variable yet")
+        args = [self.value(arg) for arg in node.args]
+        if node.op == "cast":
+            return self._language.cast(args[0], node.args[0].dtype, node.dtype)
+        if node.op == "bitcast":
+            return self._language.bitcast(args[0], node.args[0].dtype, node.dtype)
+        return self._language.primitive(node, args)
+
+
+def divides(node: Expr) -> bool:
+    """Whether a node divides integers, by what may be zero."""
+    return node.op in INTEGER_DIVISIONS and not node.is_float and not node.args[1].payload
+
+
+def _is_opaque(node: Expr) -> bool:
+    return node.op == "reduce"
+
+
+def _short_name(node: Expr) -> str:
+    return {"load": "v", "index": "at", "cast": "c", "checked": "k"}.get(node.op, "t")
+
+
+def _bare(text: str) -> str:
+    """Return a text without the one pair of brackets that is around all of it."""
+    if not text.startswith("(") or not text.endswith(")"):
+        return text
+    depth = 0
+    for position, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[1:-1] if position == len(text) - 1 else text
+    return text
+
+
+def loads_of(*roots: Expr) -> list[Expr]:
+    """Return every load that some expressions need, reductions' included."""
+    return [node for node in walk(*roots) if node.op == "load"]

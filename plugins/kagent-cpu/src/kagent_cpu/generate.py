@@ -1,0 +1,45 @@
+"""kagent-cpu's code generator: C for whatever has a lowering rule, where the machine has a C compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kagent_core.codegen.generator import ExpressionGenerator
+from kagent_core.codegen.generic import GENERIC, GenericKernels
+from kagent_core.codegen.loops import write_loops
+from kagent_core.codegen.rules import RULES
+from kagent_core.config import Config
+from kagent_core.inspect.logs import get_logger
+from kagent_cpu.language import CLanguage
+from kagent_cpu.native import Library, find_compiler, load, why_no_compiler
+
+log = get_logger("codegen")
+
+
+def code_generator(config: Config) -> ExpressionGenerator | None:
+    """Return the generator, or None where there is no compiler: then ATen runs each operator by itself."""
+    if find_compiler() is None:
+        log.info("operators on the CPU are not fused: %s", why_no_compiler())
+        return None
+    round_halves = config.half_rounding == "operator"
+    return ExpressionGenerator(
+        CLanguage(),
+        write_loops,
+        round_halves=round_halves,
+        generic=GenericKernels(GENERIC, RULES, round_halves),
+        fuses_generic=config.generated_kernels == "all",
+        prefers_all=config.generated_kernels == "all",
+    )
+
+
+def unit_loader(config: Config) -> Callable[[str], Library]:
+    """Return what compiles and loads the text of generated kernels."""
+    preamble = CLanguage().preamble()
+
+    def load_unit(text: str) -> Library:
+        compiler = find_compiler()
+        if compiler is None:
+            raise RuntimeError(why_no_compiler())
+        return load(preamble + text, config.cache_dir, compiler)
+
+    return load_unit

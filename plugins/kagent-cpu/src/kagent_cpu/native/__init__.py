@@ -1,0 +1,9 @@
+"""C text in, functions out: a C compiler, a cache of shared libraries and their loading.
+
+Nothing here knows what the functions compute.
+"""
+
+from kagent_cpu.native.compiler import Compiler, find_compiler, why_no_compiler
+from kagent_cpu.native.library import Library, load
+
+__all__ = ["Compiler", "Library", "find_compiler", "load", "why_no_compiler"]
