@@ -45,8 +45,9 @@ docs: $(READY) ## build the docs into docs/_build/html
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 
-bench: $(READY) ## measure kagent's own overhead
-	@$(BIN)/kagent bench overhead $(ARGS)
+bench: $(READY) ## measure kagent's own overhead, and its fused kernels
+	@$(BIN)/kagent bench overhead
+	@$(BIN)/kagent bench fused
 
 dist: $(READY) ## build the wheels of all distributions into dist/
 	@$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir $(DIST) . $(addprefix ./,$(PLUGINS))

@@ -12,27 +12,32 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from kagent_core.capture.graph import CapturedGraph
 from kagent_core.capture.schemas import torch_dtype
 from kagent_core.codegen.generator import ExpressionGenerator
+from kagent_core.codegen.generic import GENERIC, GenericKernels
 from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.loops import write_loops
+from kagent_core.codegen.rules import RULES
 from kagent_core.config import load_config
 from kagent_core.specs import Program, TensorSpec, flatten_tensors
 from kagent_cpu.language import CLanguage
-from kagent_cpu.native import Library, find_compiler, load
+from kagent_cpu.native import find_compiler, load
+
+Function = Callable[..., Any]
 
 
-def program(function: Callable[..., Any], *args: Any) -> Program:
+def listed(made: Any) -> list[Any]:
+    """Return the results of a function as a list."""
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def program(function: Function, *args: Any) -> Program:
     """Return the program of a function of tensors."""
-
-    def listed(*given: Any) -> list[Any]:
-        made = function(*given)
-        return list(made) if isinstance(made, (tuple, list)) else [made]
-
-    return CapturedGraph(make_fx(listed, tracing_mode="fake")(*args), "example").program(args)
+    graph = make_fx(lambda *given: listed(function(*given)), tracing_mode="fake")(*args)
+    return CapturedGraph(graph, "example").program(args)
 
 
 def generator() -> ExpressionGenerator:
     """Return a generator for the processor."""
-    return ExpressionGenerator(CLanguage(), write_loops)
+    return ExpressionGenerator(CLanguage(), write_loops, generic=GenericKernels(GENERIC, RULES))
 
 
 def source_of(made: Program) -> KernelSource:
@@ -40,36 +45,23 @@ def source_of(made: Program) -> KernelSource:
     return generator().source(made.calls, {spec.buffer for spec in flatten_tensors(made.outputs)})
 
 
-def refusal(function: Callable[..., Any], *args: Any) -> str | None:
+def text_of(function: Function, *args: Any) -> str:
+    """Return the text of the one kernel that a function of tensors becomes."""
+    return source_of(program(function, *args)).text
+
+
+def refusal(function: Function, *args: Any) -> str | None:
     """Return why a function of tensors cannot be one kernel."""
     return generator().can_generate(program(function, *args).calls)
 
 
-def compiled(source: KernelSource) -> Library:
-    """Compile a kernel as ``void run(i64 *a)``, with its arguments in a table."""
-    passed = [f"({arg.type.replace('restrict', '')})a[{slot}]" for slot, arg in enumerate(source.args)]
-    if source.reports:
-        passed.append(f"a + {len(source.args)}")
-    text = f"{source.text}\nvoid run(i64 *a) {{ {source.name}({', '.join(passed)}); }}\n"
-    compiler = find_compiler()
-    assert compiler is not None
-    return load(CLanguage().preamble() + text, load_config({"device": "cpu"}).cache_dir, compiler)
-
-
 @dataclass
 class OneKernel:
-    """A function of tensors as one kernel."""
+    """A function of tensors as one kernel: called with the table of its arguments' addresses."""
 
     made: Program
     source: KernelSource
-    library: Library
-
-    @staticmethod
-    def of(function: Callable[..., Any], *args: Any) -> OneKernel:
-        """Make the kernel for some arguments."""
-        made = program(function, *args)
-        source = source_of(made)
-        return OneKernel(made, source, compiled(source))
+    function: Callable[[int], None]
 
     def outputs(self) -> dict[int, torch.Tensor]:
         """Return new tensors for what it returns, filled with what it should not leave there."""
@@ -91,7 +83,7 @@ class OneKernel:
             for arg in self.source.args
         ]
         memory = torch.tensor([*table, 0], dtype=torch.int64)
-        run, address = self.library.function("run"), memory.data_ptr()
+        run, address = self.function, memory.data_ptr()
 
         def call() -> None:
             run(address)
@@ -107,6 +99,43 @@ class OneKernel:
         return [outputs[spec.buffer] for spec in flatten_tensors(self.made.outputs)]
 
 
-def run(function: Callable[..., Any], *args: Any) -> list[torch.Tensor]:
-    """Run a function of tensors as one kernel, and return its results."""
-    return OneKernel.of(function, *args)(*args)
+def kernels(cases: Sequence[tuple[Function, Sequence[Any]]]) -> list[OneKernel]:
+    """Return the kernel of each function for its arguments. All are compiled at once."""
+    programs = [program(function, *args) for function, args in cases]
+    sources = [source_of(made) for made in programs]
+    texts = dict.fromkeys(source.text for source in sources)
+    for number, source in enumerate(sources):
+        passed = [f"({arg.type.replace('restrict', '')})a[{slot}]" for slot, arg in enumerate(source.args)]
+        passed += [f"a + {len(source.args)}"] * source.reports
+        texts[f"void run_{number}(i64 *a) {{ {source.name}({', '.join(passed)}); }}\n"] = None
+    compiler = find_compiler()
+    assert compiler is not None
+    library = load(CLanguage().preamble() + "".join(texts), load_config({"device": "cpu"}).cache_dir, compiler)
+    return [
+        OneKernel(made, source, library.function(f"run_{number}"))
+        for number, (made, source) in enumerate(zip(programs, sources, strict=True))
+    ]
+
+
+def kernel(function: Function, *args: Any) -> OneKernel:
+    """Return a function of tensors as one kernel."""
+    return kernels([(function, args)])[0]
+
+
+def check(cases: Sequence[tuple[Function, Sequence[Any]]]) -> None:
+    """Compare the kernel of each function with the function itself: values, types, shapes."""
+    for made, (function, args) in zip(kernels(cases), cases, strict=True):
+        for got, wanted in zip(made(*args), listed(function(*args)), strict=True):
+            described = [
+                f"{tuple(arg.shape)} {arg.stride()} {arg.dtype}" for arg in args if isinstance(arg, torch.Tensor)
+            ]
+            torch.testing.assert_close(
+                got, wanted, equal_nan=True, msg=lambda text, d=described, m=made: f"{text}\n{d}\n{m.source.text}"
+            )
+
+
+def errors(function: Function, *args: Any) -> list[tuple[float, float]]:
+    """Return each result's greatest error in the kernel and in the function, both against the function in float64."""
+    wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
+    found = zip(kernel(function, *args)(*args), listed(function(*args)), listed(function(*wide)), strict=True)
+    return [tuple(float((x.double() - exact).abs().max()) for x in (got, eager)) for got, eager, exact in found]

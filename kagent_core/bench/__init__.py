@@ -1,1 +1,1 @@
-"""``kagent bench``: what kagent itself costs."""
+"""``kagent bench``: what kagent itself costs, and how fast its fused kernels are."""

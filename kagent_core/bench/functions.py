@@ -93,12 +93,12 @@ def measure_functions(rounds: int = CALL_ROUNDS, on_round: Callable[[], None] = 
 def _measure(name: str, rounds: int, on_round: Callable[[], None]) -> FunctionFigures:
     function, shapes = FUNCTIONS[name]
     args = tuple(torch.linspace(-1, 1, math.prod(shape)).view(shape) for shape in shapes)
-    contenders: dict[str, Callable[[], object]] = {"eager": _bind(function, args)}
+    contenders: dict[str, Callable[[], object]] = {"eager": bind(function, args)}
     first_call_ms: dict[str, float] = {}
     unavailable: dict[str, str] = {}
     with torch.no_grad(), torch._inductor.config.patch(compile_threads=1):  # no pool of compiling processes
         for backend, options in BACKENDS.items():
-            call = _bind(torch.compile(own_function(function), **options), args)
+            call = bind(torch.compile(own_function(function), **options), args)
             started = time.perf_counter()
             try:
                 call()
@@ -106,7 +106,7 @@ def _measure(name: str, rounds: int, on_round: Callable[[], None]) -> FunctionFi
                 if backend == "kagent":
                     raise
                 # a peer that is missing, as the default backend is without a C++ compiler, is no failure of ours
-                unavailable[backend] = _reason(error)
+                unavailable[backend] = reason_for(error)
                 continue
             first_call_ms[backend] = (time.perf_counter() - started) * 1e3
             contenders[backend] = call
@@ -114,14 +114,16 @@ def _measure(name: str, rounds: int, on_round: Callable[[], None]) -> FunctionFi
     return FunctionFigures(name, per_call, first_call_ms, unavailable)
 
 
-def _reason(error: Exception) -> str:
+def reason_for(error: Exception) -> str:
     """Return what went wrong, in a line."""
     cause = error.inner_exception if isinstance(error, torch._dynamo.exc.BackendCompilerFailed) else error
     first, *_ = str(cause).strip().splitlines() or [""]
     return f"{type(cause).__name__}: {first}"
 
 
-def _bind(function: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+def bind(function: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+    """Return a call of a function with given arguments."""
+
     def call() -> object:
         return function(*args)
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from kagent_core.bench.console import progress_bars, write_text
 from kagent_core.bench.extraction import SIZES, measure_extraction
 from kagent_core.bench.figures import Figures, describe_machine
 from kagent_core.bench.functions import FUNCTIONS, measure_functions
 from kagent_core.bench.replay import CASES, TASKS, measure_replay
 from kagent_core.bench.tables import print_figures
 from kagent_core.bench.timing import CALL_ROUNDS, PLAN_ROUNDS, one_thread
-from kagent_core.errors import KagentError
 
 
 def run(console: Console, json_path: Path | None) -> None:
@@ -36,11 +34,11 @@ def run(console: Console, json_path: Path | None) -> None:
         When the CPU cannot be used, or the file cannot be written.
     """
     if json_path is not None:
-        _write(json_path, "")  # a path that cannot be written is told now, not after a minute of measuring
+        write_text(json_path, "")  # a path that cannot be written is told now, not after a minute of measuring
     figures = measure(console)
     print_figures(console, figures)
     if json_path is not None:
-        _write(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
+        write_text(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
 
 
 def measure(
@@ -64,7 +62,7 @@ def measure(
         Rounds that count, where plans are made and where plans or functions are called.
     """
     started = time.perf_counter()
-    with one_thread(), _progress(console) as progress:
+    with one_thread(), progress_bars(console) as progress:
         task = progress.add_task(f"planning graphs of up to {max(sizes):,} operators", total=plan_rounds + 1)
         extraction = measure_extraction(sizes, plan_rounds, lambda: progress.advance(task))
         task = progress.add_task("replaying plans", total=len(CASES) * (call_rounds + 1))
@@ -73,18 +71,3 @@ def measure(
         called = measure_functions(call_rounds, lambda: progress.advance(task))
         elapsed_s = time.perf_counter() - started
         return Figures(describe_machine(), plan_rounds, call_rounds, extraction, replay, called, elapsed_s)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    """Show progress on a terminal; print nothing elsewhere."""
-    columns = (SpinnerColumn(), TextColumn("{task.description:<40}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise KagentError(f"cannot write '{path}': {error.strerror}", hint="give --json another file") from error

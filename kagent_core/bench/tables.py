@@ -25,7 +25,7 @@ def print_figures(console: Console, figures: Figures) -> None:
     _print_extraction(console, figures.extraction)
     _print_replay(console, figures.replay)
     _print_functions(console, figures.functions)
-    _print_aims(console, figures.aims())
+    print_aims(console, figures.aims())
     print_remark(console, f"measured in {figures.elapsed_s:.0f} s")
 
 
@@ -61,8 +61,8 @@ def _print_functions(console: Console, called: Sequence[FunctionFigures]) -> Non
                 one.name if contender == "eager" else "",
                 contender,
                 str(timing),
-                _ratio(one.ratio(contender, "eager")),
-                _ratio(one.ratio(contender, "default backend")),
+                format_ratio(one.ratio(contender, "eager")),
+                format_ratio(one.ratio(contender, "default backend")),
                 "-" if first is None else f"{first:.0f}",
             )
     console.print()
@@ -78,7 +78,8 @@ def _print_functions(console: Console, called: Sequence[FunctionFigures]) -> Non
             print_remark(console, f"{contender} could not compile {one.name}: {reason}")
 
 
-def _print_aims(console: Console, aims: Sequence[Aim]) -> None:
+def print_aims(console: Console, aims: Sequence[Aim]) -> None:
+    """Print what figures should be at most, and what they were."""
     table = make_table("aim, by the minima", "worst case", "at most>", "measured>", "")
     for aim in aims:
         table.add_row(aim.name, aim.case, f"{aim.at_most:g}", f"{aim.measured:.2f}", "met" if aim.met else "missed")
@@ -86,5 +87,6 @@ def _print_aims(console: Console, aims: Sequence[Aim]) -> None:
     console.print(table)
 
 
-def _ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
+    """Return a ratio, or a dash for none."""
     return "-" if value is None else f"{value:.2f}"

@@ -64,6 +64,15 @@ INLINE f16 store_f16(f32 x) {
 }
 INLINE f32 round_f16(f32 x) { return load_f16(store_f16(x)); }
 
+/* products that are summed up: rounded once where the hardware does that in one step */
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
+INLINE f32 mad_f32(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+INLINE f64 mad_f64(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+#else
+INLINE f32 mad_f32(f32 a, f32 b, f32 c) { return a * b + c; }
+INLINE f64 mad_f64(f64 a, f64 b, f64 c) { return a * b + c; }
+#endif
+
 /* integers: division by zero is reported, and nothing traps */
 #define DEFINE_DIVISION(T)                                                                                   \
     INLINE T trunc_div_##T(T a, T b) { return b == (T)-1 ? (T)(0 - a) : (T)(a / (b ? b : (T)1)); }                \
@@ -291,7 +300,24 @@ class CFamily:
     def _p_ldexp(self, dtype: str, args: list[str]) -> str:
         return f"{self.function('ldexp', compute_dtype(dtype))}({args[0]}, (i32){args[1]})"
 
+    def multiply_add(self, a: str, b: str, c: str, dtype: str) -> str:
+        """Return ``a * b + c`` in the type that elements of `dtype` are computed in; floats may be rounded once only."""
+        kind = self.value_type(dtype)
+        if dtype in FLOATS:
+            return f"mad_{kind}({a}, {b}, {c})"
+        return f"({kind})({c} + ({kind})({a}) * ({kind})({b}))"
+
     # -- functions and loops
+
+    def simd(self, reduction: str = "") -> str:
+        """Return the line before an inner loop whose steps are independent and of one kind; empty for none.
+
+        Parameters
+        ----------
+        reduction
+            Operator and variable of a reduction over the loop, as OpenMP writes it: ``"+:sum"``.
+        """
+        return f"#pragma omp simd reduction({reduction})" if reduction else "#pragma omp simd"
 
     def head(self, name: str, args: Sequence[KernelArg], reports: bool) -> str:
         """Return the head of a kernel."""

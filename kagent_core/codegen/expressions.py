@@ -8,6 +8,7 @@ results have in common is computed once.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Expr:
     Attributes
     ----------
     op
-        ``load``, ``constant``, ``index``, ``cast``, ``bitcast``, ``checked``, ``reduce`` or a primitive's name.
+        ``load``, ``constant``, ``size``, ``index``, ``cast``, ``bitcast``, ``checked``, ``reduce`` or a primitive's name.
     args
         Operands.
     dtype
@@ -169,6 +170,10 @@ class Expressions:
             found = self._known[key] = Expr("constant", (), dtype, value, frozenset(), len(self._known))
         return found
 
+    def size(self, value: int, dtype: str) -> Expr:
+        """Return a number that depends on shapes, which the kernel gets as a parameter."""
+        return self.cast(self._make("size", (), "int64", value, frozenset()), dtype)
+
     def index(self, index: Index, dtype: str = "int64") -> Expr:
         """Return an index as a value."""
         if not index.terms:
@@ -260,6 +265,15 @@ class Expressions:
         finally:
             self._mask = before
 
+    @contextmanager
+    def unmasked(self) -> Iterator[None]:
+        """Read memory whatever the condition, for as long as the block lasts: the places are known to be there."""
+        before, self._mask = self._mask, None
+        try:
+            yield
+        finally:
+            self._mask = before
+
     @property
     def mask(self) -> Expr | None:
         """The condition under which memory is read now."""
@@ -339,11 +353,20 @@ def _number_key(value: bool | int | float) -> Any:
 
 
 def _rounded(value: float, dtype: str) -> float:
+    """Return the nearest number of a floating-point type, ties to even."""
     if dtype == "float64" or not math.isfinite(value):
         return value
-    import torch
-
-    return float(torch.tensor(value, dtype=torch.float64).to(getattr(torch, dtype)))
+    if dtype == "bfloat16":
+        (bits,) = struct.unpack("<I", struct.pack("<f", _rounded(value, "float32")))
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        nearest: float = struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
+        return nearest
+    code = "<e" if dtype == "float16" else "<f"
+    try:
+        (nearest,) = struct.unpack(code, struct.pack(code, value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return nearest
 
 
 def _wrapped(value: int, dtype: str) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 import re
 import struct
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.generic import GenericKernels
 from kagent_core.codegen.kernel import KernelArg, KernelSource, LoopNest
 from kagent_core.codegen.lowering import Lowering, NotLoweredError
 from kagent_core.codegen.merging import merge_axes
+from kagent_core.codegen.pattern import Numbers, Pattern, pattern_of, with_buffers
 from kagent_core.codegen.rules import RULES
 from kagent_core.codegen.table import RuleTable
 from kagent_core.inspect.logs import get_logger
@@ -22,6 +25,9 @@ log = get_logger("codegen")
 
 WriteLoops = Callable[[LoopNest, CFamily, str], KernelSource]
 """Writes a loop nest in a device's language."""
+
+REMEMBERED = 2048
+"""Kernels that are remembered by their pattern."""
 
 NAME_LENGTH = 60
 """Longest part of a kernel's name that its operators' names make."""
@@ -67,22 +73,20 @@ class ExpressionGenerator:
         self._generic = generic
         self._fuses_generic = fuses_generic
         self._prefers_all = prefers_all
-        self._latest: tuple[tuple[OpCall, ...], frozenset[int], str | None] | None = None
+        self._known: OrderedDict[Pattern, tuple[KernelSource, Numbers]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def can_generate(self, calls: Sequence[OpCall], inner: Collection[int] = ()) -> str | None:
         """Return why no kernel can be made of some calls, or None when one can."""
-        key, within = tuple(calls), frozenset(inner)
-        latest = self._latest
-        same = latest is not None and latest[1] == within and len(latest[0]) == len(key)
-        if latest is not None and same and all(map(operator.is_, latest[0], key)):
-            return latest[2]
-        refusal = self._refusal(key, within)
-        self._latest = (key, within, refusal)
-        return refusal
+        stored = frozenset(spec.buffer for call in calls for spec in call.outputs if spec.buffer not in inner)
+        made = self._make(calls, stored)
+        return made if isinstance(made, str) else None
 
     def prefers(self, call: OpCall) -> bool:
         """Return whether a kernel made for one call outranks what the registry's resolver finds."""
-        return self._prefers_all or call.signature in self._rules
+        if len(call.fresh_results) < len(call.outputs):
+            return False  # written arguments may overlap others in ways that only running tells: a library's kernel checks
+        return self._prefers_all or (call.signature in self._rules and not self._takes_generic([call]))
 
     def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
         """Return the kernel for some calls, of which `can_generate` was None, with its arguments packed.
@@ -113,30 +117,41 @@ class ExpressionGenerator:
         stored
             Buffers of the results that it writes.
         """
-        if self._generic is not None and self._takes_generic(calls):
-            made = self._generic.source(calls, stored, self.language)
-        else:
-            lowering, nest = self._lowering(calls, stored)
-            made = self._write_loops(merge_axes(nest, lowering.expressions), self.language, "KERNEL")
-        return _named(made, calls)
+        made = self._make(calls, stored)
+        if isinstance(made, str):
+            raise NotLoweredError(made)
+        return _commented(made, calls)
 
-    def _refusal(self, calls: Sequence[OpCall], inner: Collection[int]) -> str | None:
-        if self._takes_generic(calls):
-            return None
+    def _make(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource | str:
+        """Return the kernel for some calls, or why there is none. A pattern that is known is not lowered again."""
+        pattern, numbers = pattern_of(calls, stored)
+        with self._lock:
+            known = self._known.get(pattern)
+            if known is not None:
+                self._known.move_to_end(pattern)
+        if known is not None:
+            return with_buffers(known[0], known[1], numbers)
         try:
-            self._lowering(calls, {spec.buffer for call in calls for spec in call.outputs if spec.buffer not in inner})
+            made = _named(self._written(calls, stored), calls)
         except NotLoweredError as error:
             return str(error)
-        return None
+        with self._lock:
+            self._known[pattern] = (made, numbers)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return made
+
+    def _written(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource:
+        if self._generic is not None and self._takes_generic(calls):
+            return self._generic.source(calls, stored, self.language)
+        lowering = Lowering(calls, self._rules, stored, self._round_halves)
+        nest = merge_axes(lowering.run(), lowering.expressions)
+        return self._write_loops(nest, self.language, "KERNEL")
 
     def _takes_generic(self, calls: Sequence[OpCall]) -> bool:
-        if self._generic is None or self._generic.refusal(calls) is not None:
+        if self._generic is None or calls[0].signature not in self._generic:
             return False
-        return len(calls) == 1 or self._fuses_generic
-
-    def _lowering(self, calls: Sequence[OpCall], stored: Collection[int]) -> tuple[Lowering, LoopNest]:
-        lowering = Lowering(calls, self._rules, stored, self._round_halves)
-        return lowering, lowering.run()
+        return (len(calls) == 1 or self._fuses_generic) and self._generic.refusal(calls) is None
 
 
 def _named(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:
@@ -144,9 +159,13 @@ def _named(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:
     short = "_".join(re.sub(r"\W", "_", call.signature.partition("::")[2].partition(".")[0]) for call in calls)
     digest = hashlib.sha256(made.text.encode()).hexdigest()[:10]
     name = f"{short[:NAME_LENGTH].strip('_')}_{digest}"
-    lines = [_comment(call) for call in calls]
-    text = "\n".join([*dict.fromkeys(lines), made.text.replace("KERNEL", name, 1)])
-    return KernelSource(name, text, made.args, made.reports, made.items)
+    return replace(made, name=name, text=made.text.replace("KERNEL", name, 1))
+
+
+def _commented(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:
+    """Say above a kernel what it computes and where in the user's program that is."""
+    lines = dict.fromkeys(_comment(call) for call in calls)
+    return replace(made, text="\n".join([*lines, made.text]))
 
 
 def _comment(call: OpCall) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kagent_core.codegen.dtypes import SUPPORTED, common_dtype, compute_dtype
 from kagent_core.codegen.elements import Element, Indices, Operand, is_number
-from kagent_core.codegen.expressions import Expr, Expressions, operands, walk
+from kagent_core.codegen.expressions import INTEGER_DIVISIONS, Expr, Expressions, computed_in, operands, walk
 from kagent_core.codegen.indices import Axis, Computed, Index, flatten, offset_of, refine, unflatten
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.primitives import COSTLY, PRIMITIVES
@@ -89,6 +89,10 @@ class Lowering:
     def constant(self, value: bool | int | float, dtype: str) -> Element:
         """Return a number."""
         return Element(self.expressions.constant(value, dtype), self.expressions)
+
+    def size(self, value: int, dtype: str) -> Element:
+        """Return a number that depends on shapes: a parameter, so that the same kernel serves other shapes."""
+        return Element(self.expressions.size(value, dtype), self.expressions)
 
     def index_value(self, index: Index | int, dtype: str = "int64") -> Element:
         """Return an index as an element."""
@@ -191,7 +195,7 @@ class Lowering:
         return element.to(dtype).compute()
 
     def _define(self, call: OpCall, spec: TensorSpec, result: Callable[[Indices], Element]) -> None:
-        label = call.signature.partition("::")[2].partition(".")[0]
+        label = call.signature.partition("::")[2].partition(".")[0].lstrip("_")
 
         def element(index: Indices) -> Element:
             key = (spec.buffer, index, self.expressions.mask)
@@ -224,7 +228,7 @@ class Lowering:
         return Operand(spec, lambda index: element(_seen_through(spec, base, self._within(index, spec.shape))))
 
     def _within(self, index: Indices, shape: Sequence[int]) -> Indices:
-        """Return an index whose bounds are those of a shape: what lies beyond is under a condition that rules it out."""
+        """Return an index whose bounds are those of a shape: what lies beyond is ruled out by a condition."""
         return tuple(
             part if part.bounds[0] >= 0 and part.bounds[1] < size else self.place(self.index_value(part), size)
             for part, size in zip(index, shape, strict=True)
@@ -301,7 +305,24 @@ class Reduced:
             Gives an element at an index of the shape.
         """
         kept = self._kept(index)
-        taken = frozenset[Axis]().union(*(part.axes for part in kept.values()))
+        expressions = self._lowering.expressions
+        if expressions.mask is not None and self._exists(kept):
+            with expressions.unmasked():
+                found = self._reduce(kind, kept, value)
+            if not any(node.op == "checked" or node.op in INTEGER_DIVISIONS for node in walk(found.expr)):
+                return found
+        return self._reduce(kind, kept, value)
+
+    def _exists(self, kept: Mapping[int, Index]) -> bool:
+        """Whether what is reduced lies in its tensor whatever the condition that the result is read under."""
+        return all(
+            part.bounds[0] >= 0 and part.bounds[1] < self.shape[dim] and not computed_in(part)
+            for dim, part in kept.items()
+        )
+
+    def _reduce(self, kind: str, kept: Mapping[int, Index], value: Callable[[Indices], Element]) -> Element:
+        mask = self._lowering.expressions.mask
+        taken = frozenset[Axis]().union(*(part.axes for part in kept.values()), () if mask is None else mask.axes)
         axes, bound = self._lowering.new_axes([self.shape[dim] for dim in self.dims], taken)
         inside = dict(zip(self.dims, bound, strict=True))
         element = value(tuple(kept[dim] if dim in kept else inside[dim] for dim in range(len(self.shape))))
@@ -342,7 +363,9 @@ class _Nest:
         read = [spec.shape for call in calls for spec in call.inputs]
         same = [shape for shape in made + read if math.prod(shape) == numel]
         kept = math.prod(size for dim, size in enumerate(full) if dim not in dims)
-        sizes = refine([full, *same]) or full
+        cut = [rule.loops(call) for call, rule in zip(calls, rules, strict=True) if rule.loops is not None]
+        finer = [shape for shape in cut if math.prod(shape) == numel]
+        sizes = refine([full, *same, *finer]) or refine([full, *same]) or full
         flags = _reduced_flags(sizes, full, dims)
         outer: list[Axis] = []
         inner: list[Axis] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -44,6 +44,8 @@ class Rule:
     unrounded
         For a pointwise rule, names of the arguments whose numbers and 0-dim tensors keep float32's precision where
         the other operands are of a half type; else they are rounded to that type first.
+    loops
+        Given a call, returns the result's shape cut up further, so that index arithmetic needs no division; or None.
     """
 
     signature: str
@@ -52,6 +54,7 @@ class Rule:
     operands: Operands = Operands.RESULT
     accepts: Callable[[Any], str | None] | None = None
     unrounded: frozenset[str] = frozenset()
+    loops: Callable[[Any], Sequence[int]] | None = None
 
 
 class RuleTable:
@@ -96,7 +99,11 @@ class RuleTable:
         return self._register(signatures, LoweringKind.POINTWISE, operands, accepts, frozenset(unrounded))
 
     def indexed(
-        self, *signatures: str, kind: LoweringKind, accepts: Callable[[Any], str | None] | None = None
+        self,
+        *signatures: str,
+        kind: LoweringKind,
+        accepts: Callable[[Any], str | None] | None = None,
+        loops: Callable[[Any], Sequence[int]] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register a rule that says what is at an index of the result.
 
@@ -105,7 +112,7 @@ class RuleTable:
         in. It returns a function from an index of the result to its `Element`, or a tuple of them for several
         results, None for one that is not given. The element is converted to the result's type.
         """
-        return self._register(signatures, kind, Operands.OWN, accepts)
+        return self._register(signatures, kind, Operands.OWN, accepts, loops=loops)
 
     def _register(
         self,
@@ -114,12 +121,13 @@ class RuleTable:
         operands: Operands,
         accepts: Callable[[Any], str | None] | None,
         unrounded: frozenset[str] = frozenset(),
+        loops: Callable[[Any], Sequence[int]] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             for signature in signatures:
                 if signature in self._rules:
                     raise ValueError(f"two lowering rules for {signature}")
-                self._rules[signature] = Rule(signature, kind, function, operands, accepts, unrounded)
+                self._rules[signature] = Rule(signature, kind, function, operands, accepts, unrounded, loops)
             return function
 
         return register

@@ -17,6 +17,22 @@ LITERAL_SIZES = range(5)
 REPEATING = frozenset({"max", "min", "abs", "not", "shl", "shr", "isnan", "checked"})
 """Primitives whose spelling has an operand more than once."""
 
+_MATH = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "sqrt", "rsqrt", "cbrt", "hypot", "fma", "fabs"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("erf", "erfc", "lgamma", "tgamma", "floor", "ceil", "trunc", "round", "rint", "fmod", "remainder", "ldexp"),
+    *("frexp", "fmin", "fmax", "fdim", "copysign", "nextafter", "isnan", "isinf", "isfinite", "signbit"),
+)
+_KEYWORDS = (
+    *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
+    *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
+    *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
+    *("and", "or", "xor", "not", "bool", "true", "false", "new", "delete", "this", "template", "operator"),
+    *("half", "kernel", "global", "local", "constant", "private", "select", "min", "max", "abs", "clamp", "sign"),
+)
+RESERVED = frozenset({*_MATH, *(f"{name}f" for name in _MATH), *_KEYWORDS})
+"""Names that a value must not have: words and functions of C, C++, CUDA and OpenCL C."""
+
 
 class Parameters:
     """The parameters of one kernel, in the order in which they are first needed: tensors, and sizes as int64.
@@ -124,7 +140,10 @@ class Statements:
         """What each of them depends on."""
 
     def fresh_name(self, base: str) -> str:
-        """Return a name that is not taken yet."""
+        """Return a name that is not taken yet, and that means nothing else in a C-family language."""
+        base = base.strip("_") or "t"
+        if base in RESERVED:
+            base += "_"
         number = self._taken[base]
         self._taken[base] += 1
         return base if number == 0 else f"{base}_{number}"
@@ -160,7 +179,7 @@ class Statements:
         for root in roots:
             used_at[root.number] = len(loops)
         for node in nodes:
-            if node.op == "constant":
+            if node.op in ("constant", "size"):
                 continue
             hoisted = used_at.get(node.number, 0) > depths[node.number]
             label = self._labels.get(node.number)
@@ -239,6 +258,8 @@ class Statements:
             return self.load(node)
         if node.op == "constant":
             return self._language.literal(node.payload, node.dtype)
+        if node.op == "size":
+            return self._parameters.size(node.payload)
         if node.op == "given":
             return self.given or ""
         if node.op == "index":
@@ -255,7 +276,10 @@ class Statements:
 
 def divides(node: Expr) -> bool:
     """Whether a node divides integers, by what may be zero."""
-    return node.op in INTEGER_DIVISIONS and not node.is_float and not node.args[1].payload
+    if node.op not in INTEGER_DIVISIONS or node.is_float:
+        return False
+    divisor = node.args[1]
+    return divisor.op != "constant" or divisor.payload == 0
 
 
 def _is_opaque(node: Expr) -> bool:

@@ -210,6 +210,10 @@ class KernelRegistry:
         """Whether a kernel that was added for a call's signature takes the call."""
         return any(layer.takes(call.signature, call) for layer in self._current())
 
+    def has_laid_over(self, call: OpCall) -> bool:
+        """Whether a kernel that was laid over the device's own, as a program's are, takes a call."""
+        return any(layer.takes(call.signature, call) for layer in self._current()[:-1])
+
     def has_resolved(self, call: OpCall) -> bool:
         """Whether the resolver gives a kernel that takes a call."""
         resolved = self.resolve(call)

@@ -46,6 +46,10 @@ def assert_same(got: Any, want: Any, what: str = "", every_stride: bool = True) 
     assert got_tree == want_tree, f"{what}: structure {got_tree} is not eager's {want_tree}"
     for position, (mine, theirs) in enumerate(zip(got_leaves, want_leaves, strict=True)):
         where = f"{what} [{position}]"
+        if isinstance(theirs, float):  # taken from a tensor, with that tensor's tolerance
+            assert type(mine) is float, f"{where}: {mine} is not eager's {theirs}"
+            torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), equal_nan=True)
+            continue
         if not isinstance(theirs, torch.Tensor):
             assert mine == theirs, f"{where}: {mine} is not eager's {theirs}"
             continue
@@ -64,18 +68,21 @@ def check_against_eager(
     device: str = "cpu",
     dynamic: bool | None = None,
     calls: int = 2,
+    every_stride: bool = True,
+    **options: Any,
 ) -> None:
     """Run a function in eager PyTorch and through kagent on copies of `args`; compare results and arguments.
 
-    Runs `calls` times, so that both the first call and a replay are compared.
+    Runs `calls` times, so that both the first call and a replay are compared. `options` are config keys.
     """
     torch._dynamo.reset()
-    compiled = torch.compile(lambda *a: function(*a), backend="kagent", options={"device": device}, dynamic=dynamic)
+    options = {"device": device, **options}
+    compiled = torch.compile(lambda *a: function(*a), backend="kagent", options=options, dynamic=dynamic)
     for call in range(calls):
         mine, theirs = copy_arguments(args), copy_arguments(args)
         torch.manual_seed(call)
         want = function(*theirs)
         torch.manual_seed(call)
         got = compiled(*mine)
-        assert_same(got, want, f"result of call {call}")
+        assert_same(got, want, f"result of call {call}", every_stride)
         assert_same(mine, theirs, f"arguments after call {call}")

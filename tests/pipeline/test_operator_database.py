@@ -1,7 +1,8 @@
 """Every operator in torch's own operator database equals eager PyTorch, but for those that are listed here.
 
 The database's first float32 sample of each operator runs in eager PyTorch and through ``backend="kagent"``. Values,
-dtypes, shapes, strides, the arguments afterwards and the state of the random number generator are compared.
+dtypes, shapes, strides, the arguments afterwards and the state of the random number generator are compared. Every graph
+runs a second time with generated kernels wherever they can be (`forced`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kagent_core.session import session_for
 from kagent_core.single import run_overload
 
 from .compare import assert_same, copy_arguments
+from .forced import generated_everywhere
 from .models import OPTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch deprecates is in its database as well
@@ -151,6 +153,13 @@ def everything_is_captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def everything_is_generated() -> Iterator[None]:
+    """Run every graph a second time, with generated kernels wherever they can be."""
+    with generated_everywhere():
+        yield
+
+
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the graphs that reach kagent."""
@@ -192,6 +201,21 @@ def planned(entry: Any) -> Function:
     def function(first: Any, args: Any, kwargs: Any) -> Any:
         results = pytree.tree_leaves(operator(first, *args, **kwargs))
         return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in results]
+
+    return function
+
+
+def between_neighbours(entry: Any) -> Function:
+    """The operator between pointwise neighbours, before and after, that change nothing and that it may fuse with."""
+    operator = entry.op
+
+    def twice_negated(leaf: Any) -> Any:
+        fits = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
+        return -(-leaf) if fits else leaf
+
+    def function(first: Any, args: Any, kwargs: Any) -> Any:
+        given = pytree.tree_map(twice_negated, (first, args, kwargs))
+        return pytree.tree_map(twice_negated, operator(given[0], *given[1], **given[2]))
 
     return function
 
@@ -354,6 +378,13 @@ def test_the_first_sample_of_every_operator(chunk: int, graphs: list[str]) -> No
 def test_results_in_planned_memory(chunk: int, graphs: list[str]) -> None:
     tested = [entry for entry in entries(chunk) if full_name(entry) not in NOT_CAPTURED]
     compare(tested, planned, graphs).check(tested)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_between_pointwise_neighbours(chunk: int, graphs: list[str]) -> None:
+    tested = [entry for entry in entries(chunk) if full_name(entry) not in NOT_CAPTURED]
+    compare(tested, between_neighbours, graphs).check(tested)
 
 
 @pytest.mark.slow

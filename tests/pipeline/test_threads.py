@@ -135,7 +135,7 @@ def test_results_of_one_thread_are_not_written_by_another():
 def test_inputs_written_by_each_thread():
     def accumulate(total, x):
         total.add_(x * 2.0)
-        return total.sum()
+        return total.amax()
 
     run = compiled(accumulate, **CPU)
     run(torch.zeros(16, 16), numbered(0, 0))
@@ -317,7 +317,7 @@ def test_a_failing_thread_disturbs_no_other(fake, device):
 
     w = torch.eye(16)
     with kagent_core.use_plugin(Override()):
-        run = compiled(network, **device)
+        run = compiled(network, **device, fusion=False)  # the kernel is one operator's
         run(numbered(0, 0), w)
 
         def calls(number):

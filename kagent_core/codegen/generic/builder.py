@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kagent_core.codegen.c_family import REPORT, CFamily
 from kagent_core.codegen.dtypes import compute_dtype
+from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
 from kagent_core.codegen.indices import Index, offset_of
 from kagent_core.codegen.kernel import KernelSource, Store
 from kagent_core.codegen.lowering import Lowering
@@ -57,6 +58,10 @@ class Tensor:
         """Return the value of the element at an index, in the type that is computed in."""
         return self._builder.language.load(self.dtype, self.place(*index))
 
+    def flat(self, offset: str) -> str:
+        """Return the value of the element that lies so far from the first one."""
+        return self._builder.language.load(self.dtype, f"{self.pointer}[{offset}]")
+
     def size(self, dim: int) -> str:
         """Return its size along a dimension, as text."""
         return self._builder.size(self.spec.shape[dim])
@@ -79,6 +84,8 @@ class KernelBuilder:
         Lowering rules of `rest`.
     round_halves
         As for `kagent_core.codegen.expressions.Expressions`.
+    tiles
+        How much of a product one work-item computes.
 
     Raises
     ------
@@ -94,8 +101,10 @@ class KernelBuilder:
         language: CFamily,
         rules: RuleTable,
         round_halves: bool = True,
+        tiles: Tiles = DEFAULT_TILES,
     ) -> None:
         self.call = call
+        self.tiles = tiles
         self.language = language
         self.text = Text()
         self._epilogue = _Epilogue(call, rest, stored, rules, round_halves) if rest else None
@@ -113,14 +122,20 @@ class KernelBuilder:
 
     def result(self, number: int = 0) -> Tensor:
         """Return a result. With an epilogue, it is written by `store` only."""
-        spec = self.call.outputs[number]
+        spec = self.call.results[number]
+        if spec is None:
+            raise ValueError(f"{self.call.name} does not give its result {number}")
         return Tensor(spec, "" if self._epilogue else self._parameters.pointer(spec), self)
+
+    def gives(self, number: int) -> bool:
+        """Whether a result is wanted: some operators can leave out one or the other."""
+        return self.call.results[number] is not None
 
     def size(self, value: int) -> str:
         """Return a size, a stride or another whole number that depends on shapes: the name of a parameter."""
         return self._parameters.size(value)
 
-    def number(self, value: bool | int | float, dtype: str) -> str:
+    def number(self, value: bool | float, dtype: str) -> str:
         """Return a number that does not depend on shapes, in a type."""
         return self.language.literal(value, dtype)
 
@@ -146,9 +161,36 @@ class KernelBuilder:
         yield
         self.text.close()
 
+    def array(self, kind: str, name: str, length: int) -> None:
+        """Declare memory of the work-item's own."""
+        self.add(f"{kind} {name}[{length}];")
+
+    def least(self, a: str, b: str) -> str:
+        """Return the smaller one of two whole numbers."""
+        return f"({a} < {b} ? {a} : {b})"
+
     @contextmanager
-    def loop(self, name: str, end: str | int, start: str | int = 0, step: str | int = 1) -> Iterator[None]:
-        """Write a loop over ``name`` from `start` to `end` - 1."""
+    def loop(
+        self,
+        name: str,
+        end: str | int,
+        start: str | int = 0,
+        step: str | int = 1,
+        simd: bool = False,
+        reduction: str = "",
+    ) -> Iterator[None]:
+        """Write a loop over ``name`` from `start` to `end` - 1.
+
+        Parameters
+        ----------
+        simd
+            Whether steps may be taken together.
+        reduction
+            As for `CFamily.simd`, which it implies.
+        """
+        marked = self.language.simd(reduction) if simd or reduction else ""
+        if marked:
+            self.add(marked)
         advance = f"{name}++" if str(step) == "1" else f"{name} += {step}"
         with self.block(f"for (i64 {name} = {start}; {name} < {end}; {advance})"):
             yield
@@ -190,8 +232,12 @@ class KernelBuilder:
             Of the result.
         """
         if self._epilogue is not None:
+            # named before the epilogue opens, whose own names may hide those in the texts
+            made, places = self.name("made"), [self.name("at") for _ in index]
+            self.add(f"const {self.compute_type(self.call.outputs[0].dtype.name)} {made} = {value};")
+            self.add(*(f"const i64 {place} = {part};" for place, part in zip(places, index, strict=True)))
             self.text.open("{")
-            self._epilogue.write(self.text, self._parameters, self.language, index, value)
+            self._epilogue.write(self.text, self._parameters, self.language, places, made)
             self.text.close()
             return
         out = self.result(number)
@@ -225,9 +271,7 @@ class _Epilogue:
         self._labels = nest.labels
         self.read = {node.payload.tensor for node in loads_of(*(store.value for store in self.stores))}
 
-    def write(
-        self, text: Text, parameters: Parameters, language: CFamily, index: Sequence[str], value: str
-    ) -> None:
+    def write(self, text: Text, parameters: Parameters, language: CFamily, index: Sequence[str], value: str) -> None:
         axes = iter(self.axes)
         for part, size in zip(index, self._made.shape, strict=True):
             if size != 1:

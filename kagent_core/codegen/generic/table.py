@@ -9,6 +9,7 @@ from typing import Any
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.dtypes import SUPPORTED
 from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
 from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.lowering import NotLoweredError, full_arguments
 from kagent_core.codegen.table import LoweringKind, RuleTable
@@ -47,12 +48,17 @@ class GenericKernels:
         Lowering rules, for the pointwise operators of epilogues.
     round_halves
         As for `kagent_core.codegen.expressions.Expressions`.
+    tiles
+        How much of a product one work-item computes.
     """
 
-    def __init__(self, table: GenericTable, rules: RuleTable, round_halves: bool = True) -> None:
+    def __init__(
+        self, table: GenericTable, rules: RuleTable, round_halves: bool = True, tiles: Tiles = DEFAULT_TILES
+    ) -> None:
         self._table = table
         self._rules = rules
         self._round_halves = round_halves
+        self._tiles = tiles
 
     def __contains__(self, signature: str) -> bool:
         return signature in self._table
@@ -77,7 +83,7 @@ class GenericKernels:
         rule = self._table.find(first.signature)
         if rule is None:
             raise KeyError(first.signature)
-        builder = KernelBuilder(first, rest, stored, language, self._rules, self._round_halves)
+        builder = KernelBuilder(first, rest, stored, language, self._rules, self._round_halves, self._tiles)
         rule.function(builder, **full_arguments(first))
         return builder.source("KERNEL")
 

@@ -2,14 +2,16 @@
 
 One of three forms is chosen from where the unit strides are:
 
-- *elementwise*: nothing is reduced; the innermost loop is vectorized, and blocked with a second one where some tensor is
-  read transposed;
+- *elementwise*: nothing is reduced; the innermost loop is vectorized, and blocked with a second one where some tensor
+  is read transposed;
 - *rows*: reductions run along memory; each row goes through its passes while it is in cache, and what is costly to
   compute and needed in more than one pass is kept;
 - *columns*: reductions run across memory; a block of neighbouring columns is reduced at once, one per lane.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.expressions import walk
@@ -38,7 +40,10 @@ def write_loops(nest: LoopNest, language: CFamily, name: str) -> KernelSource:
 
 
 def _form_for(nest: LoopNest, language: CFamily) -> Form:
-    if not any(node.op == "reduce" for node in walk(*(store.value for store in nest.stores))):
-        return Elementwise(nest, language)
+    reduces = any(node.op == "reduce" for node in walk(*(store.value for store in nest.stores)))
+    if not reduces and not any(store.per_row for store in nest.stores):
+        return Elementwise(replace(nest, outer=nest.outer + nest.inner, inner=()), language)
+    if not reduces:
+        return Rows(nest, language)
     lane = column_axis(nest)
     return Rows(nest, language) if lane is None else Columns(nest, language, lane)

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kagent_core.codegen.c_family import CFamily
-from kagent_core.codegen.expressions import Expr
+from kagent_core.codegen.expressions import Expr, operands, walk
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.loops.form import by_stride
-from kagent_core.codegen.loops.reductions import CHUNK, Accumulator
+from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator, chunked
 from kagent_core.codegen.loops.rows import Reducing
 from kagent_core.codegen.writer import loads_of
 
 COLUMNS = 128
-"""Columns of a block."""
+"""Most columns of a block."""
 
 LEAST_COLUMNS = 4
 """Fewest columns that are worth lanes of their own."""
@@ -49,14 +49,15 @@ class Columns(Reducing):
     def __init__(self, nest: LoopNest, language: CFamily, lane: Axis) -> None:
         super().__init__(nest, language)
         self.lane = lane
+        self._width = min(COLUMNS, -(-lane.extent // LANES) * LANES)
 
     def write(self) -> None:
         """Write the function's body."""
         lane, size = self.lane, self.size(self.lane)
         rest = [axis for axis in self.nest.outer if axis is not lane]
         outer = by_stride(rest, [load.offset for load in self.loads])
-        opened = self.open_parallel(outer, self.row_steps() * lane.extent, [(lane, COLUMNS)])
-        end = f"{lane.name}_0 + {COLUMNS}"
+        opened = self.open_parallel(outer, self.row_steps() * lane.extent, [(lane, self._width)])
+        end = f"{lane.name}_0 + {self._width}"
         self.text.add(f"const i64 {lane.name}_end = {end} < {size} ? {end} : {size};")
         for axes, nodes in self.passes:
             self._write_pass(axes, nodes)
@@ -77,60 +78,79 @@ class Columns(Reducing):
 
     def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
         axes = self.inner_order(all_axes)
-        running = self.accumulators(nodes)
+        cut = chunked(axes, CHUNK)
+        if axes:
+            self._hoist([node.args[0] for node in nodes])
+        running = self.accumulators(nodes, cut)
         for each in running:
             self._declare(each)
         known = set(self.statements.names)
         lines = self.statements.place([node.args[0] for node in nodes], [*({axis} for axis in axes), {self.lane}])
         self.text.add(*lines[0])
-        in_parts = [each for each in running if each.in_parts and axes]
-        for number, axis in enumerate(axes, 1):
-            if number == len(axes) and in_parts:
-                self._open_chunk(axis, in_parts)
-            else:
-                self.text.open(self.head(axis))
-            self.text.add(*lines[number])
+        self.open_pass(axes, cut, running, lines, vectors=False)
         self.open_lanes(self._lanes, lines[-1])
         for each in running:
-            name = f"{each.name}_part" if each in in_parts else each.name
-            self.text.add(*each.update(name, self.value_of(each.node), self._place))
+            self.text.add(*each.update(self.value_of(each.node), self._place))
         self.text.close()
-        if in_parts:
-            self.text.close()
-            self._fold(in_parts)
-        self.text.close(len(axes))
+        self.close_pass(axes, cut, running)
         self.forget_inside(known, {*all_axes, self.lane})
         self._finish(running)
 
     def _declare(self, each: Accumulator) -> None:
-        self.text.add(f"{each.running_type} {each.name}[{COLUMNS}];")
+        self.text.add(f"{each.running_type} {each.name}[{self._width}];")
         first = f"{each.name}[lane] = {each.first};"
         if each.tracks_nan:
-            self.text.add(f"i32 {each.name}_nan[{COLUMNS}];")
+            self.text.add(f"i32 {each.name}_nan[{self._width}];")
             first += f" {each.name}_nan[lane] = 0;"
-        self.text.add(f"for (i64 lane = 0; lane < {COLUMNS}; lane++) {{ {first} }}")
+        self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {first} }}")
 
-    def _open_chunk(self, axis: Axis, in_parts: Sequence[Accumulator]) -> None:
-        self.text.open(self.block_head(axis, CHUNK))
-        for each in in_parts:
-            self.text.add(f"{each.type} {each.name}_part[{COLUMNS}];")
-            self.text.add(f"for (i64 lane = 0; lane < {COLUMNS}; lane++) {{ {each.name}_part[lane] = 0; }}")
-        self.text.open(self.within_block_head(axis, CHUNK))
+    def declare_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
+        """Declare what chunks are summed up in."""
+        self.text.add(*(f"{each.type} {each.taking}[{self._width}] = {{0}};" for each in in_chunks))
 
-    def _fold(self, in_parts: Sequence[Accumulator]) -> None:
-        for each in in_parts:
-            added = f"{each.name}[lane] += {each.name}_part[lane];"
-            self.text.add(f"for (i64 lane = 0; lane < {COLUMNS}; lane++) {{ {added} }}")
+    def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
+        """Add the sums of chunks to the sums."""
+        for each in in_chunks:
+            added = f"{each.name}[lane] += {each.taking}[lane];"
+            self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {added} }}")
 
     def _finish(self, running: Sequence[Accumulator]) -> None:
         for each in running:
             name = self.result_name(each.node)
-            self.text.add(f"{each.type} {name}[{COLUMNS}];")
+            self.text.add(f"{each.type} {name}[{self._width}];")
             result = each.result("[lane]")
-            self.text.add(f"for (i64 lane = 0; lane < {COLUMNS}; lane++) {{ {name}[lane] = {result}; }}")
+            self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {name}[lane] = {result}; }}")
             self.statements.name(each.node, f"{name}{self._place}")
 
+    def _hoist(self, values: Sequence[Expr]) -> None:
+        """Compute what every step of the loops needs, but only depends on the column, once per column."""
+        fixed = {node.number: node for node in walk(*values, into_reductions=False) if self._is_of_column(node)}
+        varying = [node for node in walk(*values, into_reductions=False) if any(axis.reduced for axis in node.axes)]
+        used = {arg.number for node in varying if node.op != "reduce" for arg in operands(node)}
+        found = [node for number, node in fixed.items() if number in used]
+        if not found:
+            return
+        names = [self.statements.fresh_name(self.nest.labels.get(node.number) or "column") for node in found]
+        for node, name in zip(found, names, strict=True):
+            self.text.add(f"{self.language.value_type(node.dtype)} {name}[{self._width}];")
+        known = set(self.statements.names)
+        before, inside = self.statements.place(found, [{self.lane}])
+        self.text.add(*before)
+        self.open_lanes(self._lanes, inside)
+        for node, name in zip(found, names, strict=True):
+            self.text.add(f"{name}{self._place} = {self.statements.value(node)};")
+        self.text.close()
+        self.forget_inside(known, {self.lane})
+        for node, name in zip(found, names, strict=True):
+            self.statements.name(node, f"{name}{self._place}")
+
+    def _is_of_column(self, node: Expr) -> bool:
+        plain = node.op in ("load", "constant", "index", "reduce") or node.number in self.statements.names
+        return not plain and self.lane in node.axes and not any(axis.reduced for axis in node.axes)
+
     def _write_stores(self, stores: Sequence[Store], axes: Sequence[Axis]) -> None:
+        if axes:
+            self._hoist([store.value for store in stores])
         known = set(self.statements.names)
         lines = self.statements.place([store.value for store in stores], [*({axis} for axis in axes), {self.lane}])
         self.text.add(*lines[0])

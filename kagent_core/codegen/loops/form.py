@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from kagent_core.codegen.c_family import REPORT, CFamily
+from kagent_core.codegen.dtypes import HALVES
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
@@ -30,14 +32,15 @@ class Form(ABC):
     """
 
     def __init__(self, nest: LoopNest, language: CFamily) -> None:
-        self.nest = nest
+        self.nest = nest = _without_rounding(nest)
         self.language = language
         values = [store.value for store in nest.stores]
-        self.loads = [node.payload for node in loads_of(*values)]
+        self.loads = sorted((node.payload for node in loads_of(*values)), key=lambda load: -len(load.offset.axes))
         written = [store.tensor for store in nest.stores]
         self.parameters = Parameters(language, written, {load.tensor for load in self.loads})
         self.statements = Statements(language, self.parameters, nest.labels)
         self.text = Text()
+        self._bounds: dict[Axis, tuple[str, str]] = {}
 
     @abstractmethod
     def write(self) -> None:
@@ -56,7 +59,8 @@ class Form(ABC):
 
     def head(self, axis: Axis) -> str:
         """Return the head of a loop over an axis."""
-        return f"for (i64 {axis.name} = 0; {axis.name} < {self.size(axis)}; {axis.name}++) {{"
+        first, end = self._ends(axis)
+        return f"for (i64 {axis.name} = {first}; {axis.name} < {end}; {axis.name}++) {{"
 
     def size(self, axis: Axis) -> str:
         """Return an axis's extent as text."""
@@ -64,13 +68,33 @@ class Form(ABC):
 
     def block_head(self, axis: Axis, step: int) -> str:
         """Return the head of a loop over the beginnings of an axis's blocks."""
-        return f"for (i64 {axis.name}_0 = 0; {axis.name}_0 < {self.size(axis)}; {axis.name}_0 += {step}) {{"
+        first, end = self._ends(axis)
+        return f"for (i64 {axis.name}_0 = {first}; {axis.name}_0 < {end}; {axis.name}_0 += {step}) {{"
 
     def within_block_head(self, axis: Axis, step: int) -> str:
         """Return the head of a loop over one block of an axis."""
         name = axis.name
-        end = f"({name}_0 + {step} < {self.size(axis)} ? {name}_0 + {step} : {self.size(axis)})"
-        return f"for (i64 {name} = {name}_0; {name} < {end}; {name}++) {{"
+        _, end = self._ends(axis)
+        last = f"{name}_0 + {step}"
+        if axis in self._bounds or axis.extent % step:
+            last = f"({last} < {end} ? {last} : {end})"
+        return f"for (i64 {name} = {name}_0; {name} < {last}; {name}++) {{"
+
+    def open_parts(self, axis: Axis, parts: int) -> None:
+        """Open a parallel loop over parts of an axis, to which its loops inside are limited until `close_parts`."""
+        name, size = axis.name, self.size(axis)
+        self.text.add("#pragma omp parallel for")
+        self.text.open(f"for (i64 part = 0; part < {parts}; part++) {{")
+        self.text.add(f"const i64 {name}_first = {size} * part / {parts}, {name}_end = {size} * (part + 1) / {parts};")
+        self._bounds[axis] = (f"{name}_first", f"{name}_end")
+
+    def close_parts(self, axis: Axis) -> None:
+        """Close what `open_parts` opened."""
+        del self._bounds[axis]
+        self.text.close()
+
+    def _ends(self, axis: Axis) -> tuple[str, str]:
+        return self._bounds.get(axis, ("0", self.size(axis)))
 
     def open_parallel(self, axes: Sequence[Axis], steps_inside: int, blocked: Sequence[tuple[Axis, int]] = ()) -> int:
         """Open loops whose steps may run at the same time; return how many were opened.
@@ -92,7 +116,10 @@ class Form(ABC):
             for _, step in blocked:
                 steps_inside //= step
             least = max(GRAIN // max(steps_inside, 1), 1)
-            self.text.add(f"#pragma omp parallel for{collapse} if ({' * '.join(sizes)} > {least})")
+            if not all(size.isdigit() for size in sizes):
+                self.text.add(f"#pragma omp parallel for{collapse} if ({' * '.join(sizes)} > {least})")
+            elif math.prod(extents) > least:
+                self.text.add(f"#pragma omp parallel for{collapse}")
         for head in heads:
             self.text.open(head)
         return len(heads)
@@ -125,6 +152,20 @@ class Form(ABC):
         for number in list(names):
             if number not in known and self.statements.axes[number].intersection(loops):
                 del names[number]
+
+
+def _without_rounding(nest: LoopNest) -> LoopNest:
+    """Take the rounding to a half type off what is stored: storing rounds."""
+    stores: list[Store] = []
+    labels = dict(nest.labels)
+    for store in nest.stores:
+        value = store.value
+        if value.op == "cast" and value.dtype in HALVES and value.args[0].dtype == "float32":
+            value = value.args[0]
+            if store.value.number in labels:
+                labels.setdefault(value.number, labels[store.value.number])
+        stores.append(replace(store, value=value))
+    return replace(nest, stores=tuple(stores), labels=labels)
 
 
 def by_stride(axes: Iterable[Axis], offsets: Sequence[Index]) -> tuple[Axis, ...]:

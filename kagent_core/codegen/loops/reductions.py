@@ -10,8 +10,14 @@ from kagent_core.codegen.dtypes import FLOATS
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis
 
-CHUNK = 256
-"""Elements that one lane sums up in float32 before the sum goes on in float64: more would lose digits."""
+CHUNK = 32
+"""Elements that one lane sums up in its own type before the sum goes on in float64: more would lose digits."""
+
+LANES = 16
+"""Lanes that a row's elements are dealt out to, as far as `CHUNK` is concerned: those of a wide vector."""
+
+PARTS = 64
+"""Pieces that a long row is cut into, which threads take; their results are combined in order, so always the same."""
 
 OPENMP = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 """OpenMP's names of the reductions."""
@@ -26,25 +32,26 @@ class Accumulator:
         The reduction.
     name
         Of the variable, or of the array with one element per lane.
+    in_chunks
+        For a sum, whether chunks are summed up by themselves, and their sums in float64.
     language
         How things are spelled.
     """
 
-    def __init__(self, node: Expr, name: str, language: CFamily) -> None:
+    def __init__(self, node: Expr, name: str, in_chunks: bool, language: CFamily) -> None:
         self.node = node
         self.name = name
         self.kind: str = node.payload.kind
         self._language = language
         self.type = language.value_type(node.dtype)
-        self.in_parts = self.kind == "sum" and node.dtype in FLOATS
-        """Whether chunks are summed up by themselves, and their sums in float64."""
+        self.in_chunks = in_chunks and self.kind == "sum" and node.dtype in FLOATS and node.dtype != "float64"
         self.tracks_nan = self.kind in ("max", "min") and node.dtype in FLOATS
         """Whether NaN is looked for on the side, so that the comparisons are a processor's own."""
 
     @property
     def running_type(self) -> str:
         """The running value's type."""
-        return "f64" if self.in_parts else self.type
+        return "f64" if self.in_chunks else self.type
 
     @property
     def first(self) -> str:
@@ -52,10 +59,22 @@ class Accumulator:
         language, dtype = self._language, self.node.dtype
         if self.kind in ("max", "min"):
             return language.least(dtype) if self.kind == "max" else language.greatest(dtype)
-        return language.literal(1 if self.kind in ("prod", "all") else 0, dtype)
+        return "1" if self.kind in ("prod", "all") else "0"
 
-    def update(self, name: str, value: str, lane: str = "") -> list[str]:
-        """Return statements that take one more value, given as a variable or number, into `name`."""
+    @property
+    def taking(self) -> str:
+        """Name of what elements are taken into: the sum of the current chunk where there are chunks."""
+        return f"{self.name}_chunk" if self.in_chunks else self.name
+
+    def update(self, value: str, lane: str = "") -> list[str]:
+        """Return statements that take one more value, given as a variable or number."""
+        return self._update(self.taking, value, lane)
+
+    def combine(self, found: str) -> list[str]:
+        """Return statements that take what was found in a part, given as a variable."""
+        return self._update(self.name, found, "")
+
+    def _update(self, name: str, value: str, lane: str) -> list[str]:
         place = f"{name}{lane}"
         if self.kind in ("max", "min"):
             sign = ">" if self.kind == "max" else "<"
@@ -63,16 +82,43 @@ class Accumulator:
             return [*lines, f"{self.name}_nan{lane} |= {value} != {value};"] if self.tracks_nan else lines
         return [f"{place} {OPENMP[self.kind]}= {value};"]
 
-    def clauses(self, name: str) -> str:
-        """Return the OpenMP clauses of a loop whose lanes reduce into `name`."""
-        found = f" reduction({OPENMP[self.kind]}:{name})"
+    def clauses(self) -> str:
+        """Return the OpenMP clauses of a loop whose lanes reduce."""
+        found = f" reduction({OPENMP[self.kind]}:{self.taking})"
         return f"{found} reduction(|:{self.name}_nan)" if self.tracks_nan else found
+
+    def found(self, lane: str = "") -> str:
+        """Return the running value once all is taken in."""
+        if self.tracks_nan:
+            return f"{self.name}_nan{lane} ? {self._language.literal(math.nan, self.node.dtype)} : {self.name}{lane}"
+        return f"{self.name}{lane}"
 
     def result(self, lane: str = "") -> str:
         """Return the reduction's value once all is taken in."""
-        if self.tracks_nan:
-            return f"{self.name}_nan{lane} ? {self._language.literal(math.nan, self.node.dtype)} : {self.name}{lane}"
-        return f"({self.type}){self.name}{lane}" if self.running_type != self.type else f"{self.name}{lane}"
+        return f"({self.type}){self.name}{lane}" if self.running_type != self.type else self.found(lane)
+
+
+def chunked(axes: Sequence[Axis], chunk: int) -> tuple[int, int] | None:
+    """Return which of some nested loops is cut up so that no more than a chunk of steps are inside, and its step.
+
+    Returns
+    -------
+    tuple or None
+        Position of the axis, and how many of its steps make a chunk; None where all loops together make one.
+
+    Examples
+    --------
+    >>> chunked([Axis("i", 32), Axis("j", 784)], 1024), chunked([Axis("i", 1000), Axis("j", 4)], 1024)
+    ((0, 1), (0, 256))
+    >>> chunked([Axis("i", 32), Axis("j", 5000)], 1024), chunked([Axis("i", 32), Axis("j", 32)], 1024)
+    ((1, 1024), None)
+    """
+    inside = 1
+    for position in reversed(range(len(axes))):
+        if inside * axes[position].extent > chunk:
+            return position, max(chunk // inside, 1)
+        inside *= axes[position].extent
+    return None
 
 
 def passes(reductions: Sequence[Expr]) -> Iterator[tuple[tuple[Axis, ...], list[Expr]]]:

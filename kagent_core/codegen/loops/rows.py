@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import LoopNest, Store
-from kagent_core.codegen.loops.form import Form, by_stride
-from kagent_core.codegen.loops.reductions import CHUNK, Accumulator, passes
+from kagent_core.codegen.loops.form import GRAIN, Form, by_stride
+from kagent_core.codegen.loops.reductions import CHUNK, LANES, PARTS, Accumulator, chunked, passes
 from kagent_core.codegen.primitives import PRIMITIVES
 
-ROW_CHUNK = 16 * CHUNK
-"""Elements of a row that are summed up in float32: each lane of a vector takes its share."""
+ROW_CHUNK = LANES * CHUNK
+"""Elements of a row that are summed up in their own type: each lane of a vector takes its share."""
+
+FEW_ROWS = 16
+"""Rows below which threads share each row, if it is long, rather than take rows of their own."""
 
 KEPT_ELEMENTS = 8192
 """Longest row whose costly values are kept from one pass to the next, in memory of the thread's own."""
@@ -28,10 +32,11 @@ class Reducing(Form):
 
     def __init__(self, nest: LoopNest, language: CFamily) -> None:
         super().__init__(nest, language)
-        values = [store.value for store in nest.stores]
+        stores = self.nest.stores
+        values = [store.value for store in stores]
         self.passes = list(passes([node for node in walk(*values) if node.op == "reduce"]))
-        self.row_stores = [store for store in nest.stores if store.per_row]
-        self.full_stores = [store for store in nest.stores if not store.per_row]
+        self.row_stores = [store for store in stores if store.per_row]
+        self.full_stores = [store for store in stores if not store.per_row]
 
     def row_steps(self) -> int:
         """Steps of the inner loops of one row, all passes together."""
@@ -47,10 +52,71 @@ class Reducing(Form):
         axes = [axis for axis in self.nest.inner if axis.extent > 1]
         return by_stride(axes, [store.offset for store in self.full_stores])
 
-    def accumulators(self, nodes: Sequence[Expr]) -> list[Accumulator]:
+    def accumulators(self, nodes: Sequence[Expr], cut: tuple[int, int] | None) -> list[Accumulator]:
         """Return a running value for each reduction of a pass."""
         names = [self.statements.fresh_name(f"{node.payload.kind}_so_far") for node in nodes]
-        return [Accumulator(node, name, self.language) for node, name in zip(nodes, names, strict=True)]
+        return [
+            Accumulator(node, name, cut is not None, self.language) for node, name in zip(nodes, names, strict=True)
+        ]
+
+    def open_pass(
+        self,
+        axes: Sequence[Axis],
+        cut: tuple[int, int] | None,
+        running: Sequence[Accumulator],
+        lines: Sequence[Sequence[str]],
+        vectors: bool,
+    ) -> None:
+        """Open the loops of a pass.
+
+        Parameters
+        ----------
+        axes
+            Outermost first.
+        cut
+            Where sums are cut into chunks, as `chunked` found it.
+        running
+            The running values.
+        lines
+            Statements for before the loops, which are written already, and for inside each.
+        vectors
+            Whether the innermost loop's steps are lanes of a vector.
+        """
+        in_chunks = [each for each in running if each.in_chunks]
+        position, step = cut if cut is not None and in_chunks else (-1, 0)
+        for number, axis in enumerate(axes):
+            head = self.head(axis)
+            if number == position and step > 1:
+                self.text.open(self.block_head(axis, step))
+                self.declare_chunks(in_chunks)
+                head = self.within_block_head(axis, step)
+            if vectors and number == len(axes) - 1:
+                self.open_lanes(head, lines[number + 1], "".join(each.clauses() for each in running))
+                continue
+            self.text.open(head)
+            if number == position and step == 1:
+                self.declare_chunks(in_chunks)
+            self.text.add(*lines[number + 1])
+
+    def close_pass(self, axes: Sequence[Axis], cut: tuple[int, int] | None, running: Sequence[Accumulator]) -> None:
+        """Close what `open_pass` opened."""
+        in_chunks = [each for each in running if each.in_chunks]
+        if cut is None or not in_chunks:
+            self.text.close(len(axes))
+            return
+        position, step = cut
+        inside = len(axes) - position - (step == 1)
+        self.text.close(inside)
+        self.fold_chunks(in_chunks)
+        self.text.close(len(axes) - inside + (step > 1))
+
+    @abstractmethod
+    def declare_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
+        """Declare what chunks are summed up in."""
+
+    @abstractmethod
+    def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
+        """Add the sums of chunks to the sums."""
 
     def value_of(self, node: Expr) -> str:
         """Return what a reduction takes in, as a text that may be repeated."""
@@ -72,7 +138,13 @@ class Rows(Reducing):
     def write(self) -> None:
         """Write the function's body."""
         outer = by_stride(self.nest.outer, [load.offset for load in self.loads])
-        opened = self.open_parallel(outer, self.row_steps())
+        self._shared = self._shared_axis(outer)
+        if self._shared is None:
+            opened = self.open_parallel(outer, self.row_steps())
+        else:
+            opened = len(outer)
+            for axis in outer:
+                self.text.open(self.head(axis))
         self._kept = self._declare_kept()
         self._filled: set[int] = set()
         for axes, nodes in self.passes:
@@ -84,63 +156,76 @@ class Rows(Reducing):
             self._write_full_stores(self.full_stores)
         self.text.close(opened)
 
+    def _shared_axis(self, outer: Sequence[Axis]) -> Axis | None:
+        """Return the axis of few, long rows of which each thread takes a part; None where threads take rows."""
+        inner = self.nest.inner
+        few = math.prod(axis.extent for axis in outer) < FEW_ROWS
+        if not few or math.prod(axis.extent for axis in inner) < 2 * GRAIN:
+            return None
+        return max(inner, key=lambda axis: axis.extent)
+
     def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
         axes = self.inner_order(all_axes)
+        cut = chunked(axes, ROW_CHUNK)
         values = [node.args[0] for node in nodes]
         to_keep = self._to_keep(values)
         known = set(self.statements.names)
         lines = self.statements.place([*values, *to_keep], [{axis} for axis in axes])
         self.text.add(*lines[0])
-        running = self.accumulators(nodes)
+        running = self.accumulators(nodes, cut)
+        shared = self._shared if self._shared in axes else None
+        if shared is not None:
+            self.text.add(*(f"{each.running_type} {each.name}_of[{_parts(shared)}];" for each in running))
+            self.open_parts(shared, _parts(shared))
+        self._declare(running)
+        self.open_pass(axes, cut, running, lines, vectors=True)
+        for value in to_keep:
+            self.text.add(f"{self._kept_place(value)} = {self.statements.value(value)};")
         for each in running:
-            self.text.add(f"{each.running_type} {each.name} = {each.first};")
-            if each.tracks_nan:
-                self.text.add(f"i32 {each.name}_nan = 0;")
-        for number, axis in enumerate(axes[:-1], 1):
-            self.text.open(self.head(axis))
-            self.text.add(*lines[number])
-        if axes:
-            self._write_innermost(axes[-1], running, lines[-1], to_keep)
-        else:
-            self._take_in(running, {})
-        self.text.close(max(len(axes) - 1, 0))
+            self.text.add(*each.update(self.value_of(each.node)))
+        self.close_pass(axes, cut, running)
         self.forget_inside(known, all_axes)
+        if shared is not None:
+            self.text.add(*(f"{each.name}_of[part] = {each.found()};" for each in running))
+            self.close_parts(shared)
+            self._combine(running, _parts(shared))
         self._filled.update(node.number for node in to_keep)
         for each in running:
             name = self.result_name(each.node)
             self.text.add(f"const {each.type} {name} = {each.result()};")
             self.statements.name(each.node, name)
 
-    def _write_innermost(
-        self, axis: Axis, running: Sequence[Accumulator], lines: Sequence[str], to_keep: Sequence[Expr]
-    ) -> None:
-        parts = {each.name: f"{each.name}_part" for each in running if each.in_parts}
-        if parts:
-            self.text.open(self.block_head(axis, ROW_CHUNK))
-            for each in running:
-                if each.in_parts:
-                    self.text.add(f"{each.type} {parts[each.name]} = 0;")
-        clauses = "".join(each.clauses(parts.get(each.name, each.name)) for each in running)
-        head = self.within_block_head(axis, ROW_CHUNK) if parts else self.head(axis)
-        self.open_lanes(head, lines, clauses)
-        for value in to_keep:
-            self.text.add(f"{self._kept_place(value)} = {self.statements.value(value)};")
-        self._take_in(running, parts)
-        self.text.close()
-        if parts:
-            self.text.add(*(f"{name} += {part};" for name, part in parts.items()))
-            self.text.close()
-
-    def _take_in(self, running: Sequence[Accumulator], parts: dict[str, str]) -> None:
+    def _declare(self, running: Sequence[Accumulator]) -> None:
         for each in running:
-            self.text.add(*each.update(parts.get(each.name, each.name), self.value_of(each.node)))
+            self.text.add(f"{each.running_type} {each.name} = {each.first};")
+            if each.tracks_nan:
+                self.text.add(f"i32 {each.name}_nan = 0;")
+
+    def _combine(self, running: Sequence[Accumulator], parts: int) -> None:
+        """Reduce what threads have found in their parts, in order."""
+        self._declare(running)
+        self.text.open(f"for (i64 part = 0; part < {parts}; part++) {{")
+        for each in running:
+            self.text.add(*each.combine(f"{each.name}_of[part]"))
+        self.text.close()
+
+    def declare_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
+        """Declare what chunks are summed up in."""
+        self.text.add(*(f"{each.type} {each.taking} = 0;" for each in in_chunks))
+
+    def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
+        """Add the sums of chunks to the sums."""
+        self.text.add(*(f"{each.name} += {each.taking};" for each in in_chunks))
 
     def _write_full_stores(self, stores: Sequence[Store]) -> None:
         axes = self.store_order()
         values = [store.value for store in stores]
-        self._use_kept(values)
+        self._use_kept()
         lines = self.statements.place(values, [{axis} for axis in axes])
         self.text.add(*lines[0])
+        shared = self._shared if self._shared in axes else None
+        if shared is not None:
+            self.open_parts(shared, _parts(shared))
         for number, axis in enumerate(axes[:-1], 1):
             self.text.open(self.head(axis))
             self.text.add(*lines[number])
@@ -148,6 +233,8 @@ class Rows(Reducing):
             self.open_lanes(self.head(axes[-1]), lines[-1])
         self.store_all(stores)
         self.text.close(len(axes))
+        if shared is not None:
+            self.close_parts(shared)
 
     # -- costly values that more than one pass needs
 
@@ -182,11 +269,11 @@ class Rows(Reducing):
 
     def _to_keep(self, values: Sequence[Expr]) -> list[Expr]:
         """Return what a pass computes for the later ones; what is kept already it reads."""
-        self._use_kept(values)
+        self._use_kept()
         here = {node.number for node in walk(*values, into_reductions=False)}
         return [node for number, (_, node) in self._kept.items() if number in here and number not in self._filled]
 
-    def _use_kept(self, values: Sequence[Expr]) -> None:
+    def _use_kept(self) -> None:
         for number in self._filled:
             self.statements.name(self._kept[number][1], self._kept_place(self._kept[number][1]))
 
@@ -195,6 +282,10 @@ class Rows(Reducing):
         for axis in self.nest.inner:
             position = position * axis.extent + Index.of(axis)
         return f"{self._kept[node.number][0]}[{self.parameters.index(position, self.statements.value)}]"
+
+
+def _parts(axis: Axis) -> int:
+    return min(PARTS, axis.extent)
 
 
 def _cost_per_step(node: Expr) -> int:

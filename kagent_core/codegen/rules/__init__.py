@@ -1,6 +1,39 @@
 """Lowering rules of ATen's operators, by kind."""
 
-from kagent_core.codegen.rules import normalization, pointwise, reductions
+from kagent_core.codegen.rules import (
+    activations,
+    arithmetic,
+    comparison,
+    conversion,
+    creation,
+    functions,
+    gather,
+    inserting,
+    normalization,
+    padding,
+    rearranging,
+    reductions,
+    resampling,
+    sampling,
+    windows,
+)
 from kagent_core.codegen.rules.core import RULES
 
-__all__ = ["RULES", "normalization", "pointwise", "reductions"]
+__all__ = [
+    "RULES",
+    "activations",
+    "arithmetic",
+    "comparison",
+    "conversion",
+    "creation",
+    "functions",
+    "gather",
+    "inserting",
+    "normalization",
+    "padding",
+    "rearranging",
+    "reductions",
+    "resampling",
+    "sampling",
+    "windows",
+]

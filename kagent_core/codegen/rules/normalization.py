@@ -228,20 +228,21 @@ def _is_training(call: Any) -> str | None:
 
 
 class BatchStatistics:
-    """Mean and variance of a batch's channels, and the running ones that they become part of."""
+    """Mean and variance of a batch's channels, and the running ones that they become part of; in float64, as ATen's."""
 
     def __init__(self, k: Lowering, input: Operand, eps: float) -> None:
         self._input = input
         self._eps = eps
         self._rows = k.reduced(input.shape, (0, *range(2, len(input.shape))))
-        self._moments = Moments(self._rows, lambda full: input.at(full).compute())
+        self._moments = Moments(self._rows, lambda full: input.at(full).to("float64"))
 
     def out(self, weight: Operand | None, bias: Operand | None) -> At:
         """Return the normalized elements."""
 
         def at(index: Indices) -> Element:
             channel = index[1:2]
-            value = (self._input.at(index).compute() - self.mean(channel)) * self.scale(channel)
+            value = self._input.at(index).compute()
+            value = (value - self.mean(channel).to(value.dtype)) * self.scale(channel).to(value.dtype)
             return _scaled(value, _at(weight, channel), _at(bias, channel))
 
         return at
@@ -259,11 +260,11 @@ class BatchStatistics:
         unbiased = self._rows.count / (self._rows.count - 1) if self._rows.count > 1 else math.nan
 
         def mean_at(index: Indices) -> Element:
-            return self.mean(index) * momentum + mean.at(index).compute() * (1 - momentum)
+            return self.mean(index) * momentum + mean.at(index).to("float64") * (1 - momentum)
 
         def variance_at(index: Indices) -> Element:
             own = self._moments.variance(index) * unbiased
-            return own * momentum + variance.at(index).compute() * (1 - momentum)
+            return own * momentum + variance.at(index).to("float64") * (1 - momentum)
 
         return mean_at, variance_at
 

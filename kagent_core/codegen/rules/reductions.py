@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kagent_core.codegen.dtypes import FLOATS, INTEGERS, accumulate_dtype, name_of
+from kagent_core.codegen.dtypes import FLOATS, INTEGERS, accumulate_dtype, compute_dtype, name_of
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.lowering import Lowering, Reduced
 from kagent_core.codegen.rules.core import RULES
@@ -27,7 +27,7 @@ def reduction(*signatures: str, accepts: Callable[[Any], str | None] | None = No
 
 
 def summed_dtype(operand: Operand, dtype: torch.dtype | None) -> str:
-    """Return the type that elements have when they are added or multiplied: int64 for integers unless another is asked."""
+    """Return the type in which elements are added or multiplied: for integers int64, unless another is asked for."""
     if dtype is not None:
         return name_of(dtype)
     return "int64" if operand.dtype == "bool" or operand.dtype in INTEGERS else operand.dtype
@@ -64,7 +64,7 @@ def nansum(k: Lowering, self: Operand, dim: Dims, keepdim: bool, dtype: torch.dt
 
 @reduction("aten::mean", "aten::mean.dim")
 def mean(k: Lowering, self: Operand, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> At:
-    rows, target = k.reduced(self.shape, dim), summed_dtype(self, dtype)
+    rows, target = k.reduced(self.shape, dim), compute_dtype(summed_dtype(self, dtype))
     return lambda index: total(rows, index, lambda full: self.at(full).to(target)) / rows.count
 
 
@@ -249,9 +249,7 @@ def _has_norm(call: Any) -> str | None:
 
 
 @reduction("aten::linalg_vector_norm", accepts=_has_norm)
-def vector_norm(
-    k: Lowering, self: Operand, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None
-) -> At:
+def vector_norm(k: Lowering, self: Operand, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> At:
     rows, target = k.reduced(self.shape, dim), summed_dtype(self, dtype)
 
     def size(full: Indices) -> Element:

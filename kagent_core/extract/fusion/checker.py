@@ -11,6 +11,7 @@ from kagent_core.device import OpenDevice
 from kagent_core.extract.fusion.flow import DataFlow
 from kagent_core.extract.fusion.generated import GeneratedKernels
 from kagent_core.extract.fusion.groups import Groups
+from kagent_core.extract.fusion.operator_class import OperatorClass, class_of
 from kagent_core.extract.fusion.registered import RegisteredKernels
 from kagent_core.extract.fusion.rules import Verdict, judge
 from kagent_core.specs import FusionDecision, FusionGroup, FusionPlan, KernelDescriptor, OpCall
@@ -89,9 +90,21 @@ class FusionChecker:
                     outcome.add(match.members, match.kernel, own)
         if opened.printer is not None:
             generated = GeneratedKernels(flow, verdicts, opened.printer, opened.info, self._rules)
-            generated.grow(outcome.groups, fixed=registered.used)
+            own = {p for p, call in enumerate(flow.calls) if _stays_single(call, opened)}
+            generated.grow(outcome.groups, fixed=registered.used | own)
+            outcome.own = own - registered.used
             outcome.notes |= generated.notes
         return outcome
+
+
+def _stays_single(call: OpCall, opened: OpenDevice) -> bool:
+    """Whether a kernel for one operator outranks whatever is generated for a group with it.
+
+    The program's own kernels do, and where there is a choice of parametrised kernels, the device's.
+    """
+    if opened.registry.has_laid_over(call):
+        return True
+    return class_of(call) is OperatorClass.PARAMETRISED and opened.registry.has_registered(call)
 
 
 def _no_fusion(flow: DataFlow, reason: Callable[[OpCall, OpCall], str]) -> FusionPlan:
@@ -121,6 +134,7 @@ class _Outcome:
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)
     recomputes: dict[int, str] = field(default_factory=dict)
     notes: dict[PairKey, str] = field(default_factory=dict)
+    own: set[int] = field(default_factory=set)
 
     def add(self, members: tuple[int, ...], kernel: KernelDescriptor, own: Collection[int]) -> None:
         """Note a group that a registered kernel computes."""
@@ -183,7 +197,11 @@ class _Outcome:
         if taken is not None and len(self.members_of(taken)) > 1:
             return f"{self.flow.calls[taken].name} is in kernel '{self.kernels[taken].name}', which ends there"
         noted = self.registered.notes.get(pair) if self.registered is not None else None
-        return self.notes.get(pair) or noted or self._without_kernel(pair)
+        noted = self.notes.get(pair) or noted
+        single = next((p for p in pair if p in self.own), None)
+        if noted is None and single is not None and self.opened.printer is not None:
+            return f"{self.flow.calls[single].name} has a kernel of its own in the registry, which outranks generated ones"
+        return noted or self._without_kernel(pair)
 
     def _generated(self, producer: int) -> str:
         if not self._is_read_outside(producer):

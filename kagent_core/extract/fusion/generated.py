@@ -52,6 +52,8 @@ class GeneratedKernels:
     def grow(self, groups: Groups, fixed: Collection[int]) -> None:
         """Merge in `groups` what can be one kernel.
 
+        The generator is asked once for each group that could be one, and pair by pair only for a group that it refuses.
+
         Parameters
         ----------
         groups
@@ -59,19 +61,46 @@ class GeneratedKernels:
         fixed
             Calls whose group is settled.
         """
-        for (producer, consumer), verdict in self._verdicts.items():
-            settled = producer in fixed or consumer in fixed
-            if not verdict.allowed or settled or consumer in groups.of(producer):
+        pairs = [
+            (producer, consumer)
+            for (producer, consumer), verdict in self._verdicts.items()
+            if verdict.allowed and producer not in fixed and consumer not in fixed
+        ]
+        hoped = groups.copy()
+        self._merge(pairs, hoped, ask=False)
+        refused: set[int] = set()
+        for members in sorted({hoped.of(position) for pair in pairs for position in pair}):
+            if len(members) == 1:
+                continue
+            if self._generator_refusal(members) is None and groups.way_back(members) is None:
+                groups.merge(members)
+            else:
+                refused.update(members)
+        again = [pair for pair in pairs if refused.issuperset(pair)]
+        if again:
+            self.notes = {pair: reason for pair, reason in self.notes.items() if pair not in again}
+            self._merge(again, groups, ask=True)
+
+    def _merge(self, pairs: Sequence[PairKey], groups: Groups, ask: bool) -> None:
+        for producer, consumer in pairs:
+            if consumer in groups.of(producer):
                 continue
             members = groups.union((producer, consumer))
             reason = self._refusal(members, groups)
+            if reason is None and ask:
+                reason = self._generator_refusal(members)
             if reason is None:
                 groups.merge(members)
             else:
                 self.notes[producer, consumer] = reason
 
+    def _generator_refusal(self, members: tuple[int, ...]) -> str | None:
+        calls = [self._flow.calls[p] for p in members]
+        refused = self._generator.can_generate(calls, inner_buffers(self._flow, members))
+        return refused and f"the code generator of {self._info.device} refuses: {refused}"
+
     def _refusal(self, members: tuple[int, ...], groups: Groups) -> str | None:
-        """Return why some calls cannot be one kernel, or None."""
+        """Return why some calls cannot be one kernel, whatever the generator says, or None."""
         limited = "resources" in self._rules
         if limited and len(members) > MOST_OPERATORS:
             return f"resources: one kernel would compute {len(members)} operators, more than {MOST_OPERATORS}"
@@ -87,9 +116,6 @@ class GeneratedKernels:
         if reason is None and limited:
             beyond = estimate(calls, inner, self._info).beyond(self._info)
             reason = beyond and f"resources: {beyond}"
-        if reason is None:
-            refused = self._generator.can_generate(calls, inner)
-            reason = refused and f"the code generator of {self._info.device} refuses: {refused}"
         return reason
 
     def _inside(self, members: Collection[int]) -> Iterator[PairKey]:

@@ -29,9 +29,41 @@ INLINE f32 bits_f32(u32 x) { return bits_u32_f32(x); }
 INLINE u32 f32_bits(f32 x) { return bits_f32_u32(x); }
 """
 
+_FUNCTIONS = r"""
+/* erf as a quotient of polynomials in x * x, good to 3 units in the last place: half the time of the C library's */
+INLINE f32 erf_f32(f32 x) {
+    x = x < -3.925f ? -3.925f : x > 3.925f ? 3.925f : x;
+    f32 t = x * x;
+    f32 p = fmaf(t, 2.0459649e-06f, 0.00028483616f), q = fmaf(t, 3.8046739e-05f, 0.0011638279f);
+    p = fmaf(t, p, 0.0037724718f); q = fmaf(t, q, 0.014983052f);
+    p = fmaf(t, p, 0.052769057f); q = fmaf(t, q, 0.11418219f);
+    p = fmaf(t, p, 0.19059269f); q = fmaf(t, q, 0.50224113f);
+    p = fmaf(t, p, 1.1283791f); q = fmaf(t, q, 1.0f);
+    f32 y = x * p / q;
+    return y < -1.0f || x < -3.92f ? -1.0f : y > 1.0f || x > 3.92f ? 1.0f : y; /* so gelu of -inf is eager's */
+}
+/* fmod by long division in float64, 29 bits of the quotient at a time: every step is exact, and most need one */
+INLINE f32 fmod_f32(f32 a, f32 b) {
+    f64 rest = fabs((f64)a), divisor = fabs((f64)b);
+    if (!(rest < INFINITY) || !(divisor > 0)) return NAN;
+    while (rest >= divisor) {
+        f64 quotient = trunc(bits_i64_f64(bits_f64_i64(rest / divisor) & ~0xffffffL));
+        rest -= quotient * divisor;
+        if (rest < 0) rest += divisor;
+    }
+    return copysignf((f32)rest, a);
+}
+"""
+
+_OWN_FUNCTIONS = {("erf", "float32"): "erf_f32", ("fmod", "float32"): "fmod_f32"}
+
 
 class CLanguage(CFamily):
     """C11 with GNU extensions."""
+
+    def function(self, name: str, dtype: str) -> str:
+        """Return C's name of a function, or that of a faster one of our own."""
+        return _OWN_FUNCTIONS.get((name, dtype)) or super().function(name, dtype)
 
     def preamble(self) -> str:
         """Return what every translation unit begins with. It includes no header: reading those takes longest."""
@@ -43,7 +75,7 @@ def _preamble() -> str:
     declared = [*(_declaration(name, 1) for name in _UNARY + _SCALAR_UNARY)]
     declared += [_declaration(name, 2) for name in _BINARY + _SCALAR_BINARY]
     declared += ["f64 fma(f64, f64, f64); f32 fmaf(f32, f32, f32); f64 ldexp(f64, int); f32 ldexpf(f32, int);"]
-    return "\n".join([_TYPES.strip(), *declared, PREAMBLE_HELPERS.strip(), ""])
+    return "\n".join([_TYPES.strip(), *declared, PREAMBLE_HELPERS.strip(), _FUNCTIONS.strip(), ""])
 
 
 def _declaration(name: str, arity: int) -> str:

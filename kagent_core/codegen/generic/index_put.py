@@ -1,0 +1,86 @@
+"""Writing to places that index tensors give: a work-item per place in the dimensions that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.core import GENERIC
+from kagent_core.codegen.generic.loops import names, nest
+from kagent_core.specs import OpCall, TensorSpec
+
+
+def _masks(call: OpCall) -> str | None:
+    given = [index for index in call.arguments["indices"] if index is not None]
+    masks = [index for index in given if index.dtype.name not in ("int32", "int64")]
+    if not masks or (len(given) == 1 and masks[0].dtype.name == "bool" and call.arguments["values"].numel == 1):
+        return None
+    return f"{call.name} has an index of {masks[0].dtype}, which stands for as many as it has ones"
+
+
+@GENERIC.kernel("aten::index_put", "aten::_unsafe_index_put", accepts=_masks)
+def index_put(
+    k: KernelBuilder, self: TensorSpec, indices: Sequence[TensorSpec | None], values: TensorSpec, accumulate: bool
+) -> None:
+    """Write a tensor with values put, or added, at the places that index tensors give.
+
+    Each work-item goes over all places in order: of equal ones the last wins, and sums are rounded as ATen's are.
+    """
+    masks = [d for d, index in enumerate(indices) if index is not None and index.dtype.name == "bool"]
+    if masks:
+        _masked(k, self, masks[0], indices[masks[0]], values, accumulate)
+        return
+    x, out, given = k.read(self), k.result(), k.read(values)
+    indexed = {d: index for d, index in enumerate(indices) if index is not None}
+    shape = torch.broadcast_shapes(*(index.shape for index in indexed.values()))
+    loops = names("b", len(shape))
+    place = [f"at{d}" if d in indexed else f"d{d}" for d in range(len(self.shape))]
+    free = [(f"d{d}", size) for d, size in enumerate(self.shape) if d not in indexed] or [("d", 1)]
+    count = 1
+    for size in (*shape, *(self.shape[d] for d in indexed)):
+        count *= size
+    with k.items(*free, steps=count):
+        with nest(k, *((f"at{d}", x.size(d)) for d in indexed)):
+            k.store(place, x.at(*place))
+        with nest(k, *((b, k.size(size)) for b, size in zip(loops, shape, strict=True))):
+            for d, index in indexed.items():
+                k.add(f"i64 at{d} = {k.read(index).at(*_aligned(loops, index.shape))};")
+                k.add(f"if (at{d} < 0) at{d} += {x.size(d)};")
+            outside = " || ".join(f"at{d} < 0 || at{d} >= {x.size(d)}" for d in indexed)
+            k.report(outside, INDEX_OUT_OF_RANGE)
+            with k.block(f"if (!({outside}))"):
+                value = given.at(*_aligned(_value_place(self, indexed, loops), values.shape))
+                sign = "|" if out.dtype == "bool" else "+"
+                k.store(place, f"{out.at(*place)} {sign} {value}" if accumulate else value)
+
+
+def _masked(
+    k: KernelBuilder, self: TensorSpec, first: int, mask: TensorSpec | None, values: TensorSpec, accumulate: bool
+) -> None:
+    """Write an element per work-item: one value goes wherever a mask, whose dimensions begin at `first`, is set."""
+    if mask is None:
+        raise TypeError("there is no mask")
+    place = names("d", len(self.shape))
+    kept, put = k.read(self).at(*place), k.read(values).at(*["0"] * len(values.shape))
+    sign = "|" if self.dtype.name == "bool" else "+"
+    with k.items(*(zip(place, self.shape, strict=True) if place else [("d", 1)])):
+        chosen = k.read(mask).at(*place[first : first + len(mask.shape)])
+        k.store(place, f"({chosen} ? {f'{kept} {sign} {put}' if accumulate else put} : {kept})")
+
+
+def _value_place(self: TensorSpec, indexed: dict[int, TensorSpec], loops: list[str]) -> list[str]:
+    """Return the index into what is put: where all indices are neighbours the places stand there, else in front."""
+    positions = list(indexed)
+    together = positions == list(range(positions[0], positions[-1] + 1))
+    before = [f"d{d}" for d in range(len(self.shape)) if d not in indexed and (together and d < positions[0])]
+    after = [f"d{d}" for d in range(len(self.shape)) if d not in indexed and not (together and d < positions[0])]
+    return [*before, *loops, *after]
+
+
+def _aligned(places: Sequence[str], shape: Sequence[int]) -> list[str]:
+    """Return the index into something that is broadcast: its last dimensions are the last ones."""
+    last = places[len(places) - len(shape) :]
+    return ["0" if size == 1 else place for place, size in zip(last, shape, strict=True)]

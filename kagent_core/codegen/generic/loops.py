@@ -1,0 +1,78 @@
+"""What parametrised kernels share: names of loops, nests of loops, steps along one dimension, extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from kagent_core.codegen.dtypes import FLOATS
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.specs import TensorSpec
+
+Loop = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, str]
+"""Name, end, start and step of a loop; it starts at 0 and steps by 1 where nothing else is said."""
+
+
+def names(prefix: str, count: int) -> list[str]:
+    """Return as many names as asked for."""
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@contextmanager
+def nest(k: KernelBuilder, *loops: Loop) -> Iterator[None]:
+    """Write loops inside each other, outermost first, each given as name, end, start and step, as to `loop`.
+
+    Without loops it is a block that runs once.
+    """
+    with ExitStack() as stack:
+        if not loops:
+            stack.enter_context(k.block(""))
+        for name, end, *rest in loops:
+            start = rest[0] if rest else 0
+            step = rest[1] if len(rest) > 1 else 1
+            stack.enter_context(k.loop(name, end, start, step))
+        yield
+
+
+class Rows:
+    """The rows of a tensor along one dimension, each of which one work-item has to itself.
+
+    A tensor without dimensions is one row of one element.
+
+    Parameters
+    ----------
+    spec
+        The tensor.
+    dim
+        The dimension; may be negative.
+    """
+
+    def __init__(self, spec: TensorSpec, dim: int) -> None:
+        self.rank = len(spec.shape)
+        self.dim = dim % max(self.rank, 1)
+        self.length = spec.shape[self.dim] if spec.shape else 1
+        others = [d for d in range(self.rank) if d != self.dim]
+        self.axes = [(f"d{d}", spec.shape[d]) for d in others] or [("d", 1)]
+
+    def place(self, step: str, rank: int | None = None) -> list[str]:
+        """Return the index of an element of the row, for a tensor of this or another number of dimensions."""
+        rank = self.rank if rank is None else rank
+        return [step if d == self.dim else f"d{d}" for d in range(rank)]
+
+    def reduced(self, rank: int) -> list[str]:
+        """Return the index of the row's one element in a result without the dimension, or with a size of 1 there."""
+        if rank == self.rank:
+            return self.place("0")
+        return [f"d{d}" for d in range(self.rank) if d != self.dim]
+
+
+def greater(dtype: str, a: str, b: str) -> str:
+    """Return the greater of two variables; NaN when one is, as ATen."""
+    nan = f" || {a} != {a}" if dtype in FLOATS else ""
+    return f"({a} > {b}{nan} ? {a} : {b})"
+
+
+def smaller(dtype: str, a: str, b: str) -> str:
+    """Return the smaller of two variables; NaN when one is, as ATen."""
+    nan = f" || {a} != {a}" if dtype in FLOATS else ""
+    return f"({a} < {b}{nan} ? {a} : {b})"

@@ -1,0 +1,148 @@
+"""Maxima of pooling windows: an output element per work-item; of their gradients, a plane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
+from kagent_core.codegen.dtypes import FLOATS
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.core import GENERIC
+from kagent_core.codegen.generic.loops import names, nest
+from kagent_core.codegen.generic.windows import Window, elements, parts
+from kagent_core.specs import TensorSpec
+
+
+@GENERIC.kernel("aten::max_pool2d_with_indices")
+def max_pool2d(k: KernelBuilder, self: TensorSpec, **window: Any) -> None:
+    """Write the greatest element of each window, and where it is."""
+    _max_pool(k, self, 2, **window)
+
+
+@GENERIC.kernel("aten::max_pool3d_with_indices")
+def max_pool3d(k: KernelBuilder, self: TensorSpec, **window: Any) -> None:
+    """Write the greatest element of each window, and where it is."""
+    _max_pool(k, self, 3, **window)
+
+
+def _max_pool(
+    k: KernelBuilder,
+    self: TensorSpec,
+    count: int,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+) -> None:
+    window = Window.of(count, kernel_size, stride, padding, dilation)
+    axes, lead, spatial = elements(k.call.outputs[0], count, "o")
+    with k.items(*axes, steps=math.prod(window.size)):
+        for d, o in enumerate(spatial):
+            step, size = k.size(window.dilation[d]), k.size(self.shape[len(lead) + d])
+            k.add(f"const i64 start{d} = {o} * {k.size(window.stride[d])} - {k.size(window.padding[d])};")
+            k.add(f"const i64 before{d} = start{d} < 0 ? (-start{d} + {step} - 1) / {step} : 0;")
+            k.add(f"const i64 begin{d} = start{d} + before{d} * {step};")
+            k.add(f"const i64 reach{d} = start{d} + ({k.size(window.size[d])} - 1) * {step} + 1;")
+            k.add(f"const i64 end{d} = reach{d} < {size} ? reach{d} : {size};")
+        _greatest(k, self, lead, spatial, [k.size(step) for step in window.dilation])
+
+
+@GENERIC.kernel("aten::adaptive_max_pool2d")
+def adaptive_max_pool2d(k: KernelBuilder, self: TensorSpec, output_size: Any) -> None:
+    """Write the greatest element of each of the parts that the input is cut into, and where it is."""
+    _adaptive_max_pool(k, self, 2)
+
+
+@GENERIC.kernel("aten::adaptive_max_pool3d")
+def adaptive_max_pool3d(k: KernelBuilder, self: TensorSpec, output_size: Any) -> None:
+    """Write the greatest element of each of the parts that the input is cut into, and where it is."""
+    _adaptive_max_pool(k, self, 3)
+
+
+def _adaptive_max_pool(k: KernelBuilder, self: TensorSpec, count: int) -> None:
+    made = k.call.outputs[0]
+    axes, lead, spatial = elements(made, count, "o")
+    with k.items(*axes, steps=max(self.numel // max(made.numel, 1), 1)):
+        parts(k, spatial, self.shape[-count:], made.shape[-count:])
+        _greatest(k, self, lead, spatial, ["1"] * count)
+
+
+def _greatest(
+    k: KernelBuilder, self: TensorSpec, lead: Sequence[str], spatial: Sequence[str], steps: Sequence[str]
+) -> None:
+    """Write the greatest element between `begin` and `end`: the first of equal ones, the last NaN."""
+    x, count = k.read(self), len(spatial)
+    inner = names("w", count)
+    kind = k.compute_type(x.dtype)
+    k.add(f"{kind} best = {k.language.least(x.dtype)};")
+    k.add(f"i64 at = {_flat(k, self, names('begin', count))};")
+    with nest(k, *((w, f"end{d}", f"begin{d}", steps[d]) for d, w in enumerate(inner))):
+        k.add(f"const {kind} value = {x.at(*lead, *inner)};")
+        nan = " || value != value" if x.dtype in FLOATS else ""
+        k.add(f"if (value > best{nan}) {{ best = value; at = {_flat(k, self, inner)}; }}")
+    k.store([*lead, *spatial], "best")
+    k.store([*lead, *spatial], "at", 1)
+
+
+def _flat(k: KernelBuilder, spec: TensorSpec, spatial: Sequence[str]) -> str:
+    """Return the number of an element within its plane."""
+    text = spatial[0]
+    for name, size in zip(spatial[1:], spec.shape[len(spec.shape) - len(spatial) + 1 :], strict=True):
+        text = f"({text}) * {k.size(size)} + {name}"
+    return text
+
+
+@GENERIC.kernel("aten::max_pool2d_with_indices_backward")
+def max_pool2d_backward(
+    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec, **window: Any
+) -> None:
+    """Write the gradient of 2-d maxima: each goes to where its maximum came from."""
+    _max_backward(k, grad_output, indices, 2)
+
+
+@GENERIC.kernel("aten::max_pool3d_with_indices_backward")
+def max_pool3d_backward(
+    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec, **window: Any
+) -> None:
+    """Write the gradient of 3-d maxima: each goes to where its maximum came from."""
+    _max_backward(k, grad_output, indices, 3)
+
+
+@GENERIC.kernel("aten::adaptive_max_pool2d_backward")
+def adaptive_max_pool2d_backward(
+    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec
+) -> None:
+    """Write the gradient of adaptive 2-d maxima."""
+    _max_backward(k, grad_output, indices, 2)
+
+
+@GENERIC.kernel("aten::adaptive_max_pool3d_backward")
+def adaptive_max_pool3d_backward(
+    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec
+) -> None:
+    """Write the gradient of adaptive 3-d maxima."""
+    _max_backward(k, grad_output, indices, 3)
+
+
+def _max_backward(k: KernelBuilder, grad_output: TensorSpec, indices: TensorSpec, count: int) -> None:
+    """Write a plane per work-item, and add to it in the order of the outputs, in the result's type, as ATen does."""
+    grad, where, made = k.read(grad_output), k.read(indices), k.result()
+    plane = made.spec.shape[-count:]
+    lead, out, place = names("b", len(made.spec.shape) - count), names("o", count), names("p", count)
+    steps = math.prod(plane) + math.prod(grad_output.shape[-count:])
+    with k.items(*zip(lead, made.spec.shape, strict=False), steps=steps):
+        with nest(k, *((p, k.size(size)) for p, size in zip(place, plane, strict=True))):
+            k.store([*lead, *place], k.number(0, made.dtype))
+        with nest(k, *((o, grad.size(len(lead) + d)) for d, o in enumerate(out))):
+            k.add(f"const i64 at = {where.at(*lead, *out)};")
+            outside = f"at < 0 || at >= {k.size(math.prod(plane))}"
+            k.report(outside, INDEX_OUT_OF_RANGE)
+            with k.block(f"if (!({outside}))"):
+                for d, p in enumerate(place):
+                    inner = k.size(math.prod(plane[d + 1 :]))
+                    wrap = f" % {k.size(plane[d])}" if d else ""
+                    k.add(f"const i64 {p} = at / {inner}{wrap};")
+                k.store([*lead, *place], f"{made.at(*lead, *place)} + {grad.at(*lead, *out)}")

@@ -1,0 +1,162 @@
+"""Gradients of upsampling and of replication padding: an input element per work-item.
+
+It sums over the output elements that were made of it. Their source positions grow with their own, so that they are an
+interval in each dimension, which a binary search finds whatever the rounding of the positions is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.core import GENERIC
+from kagent_core.codegen.generic.loops import names, nest
+from kagent_core.specs import TensorSpec
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """One spatial dimension of an upsampling.
+
+    Attributes
+    ----------
+    size, made
+        Sizes of the input and of the output.
+    scale
+        Input positions per output position.
+    mode
+        ``nearest``, ``exact`` (nearest to the centre), ``linear`` or ``corners`` (linear, with the corners aligned).
+    dtype
+        What positions are computed in.
+    """
+
+    size: int
+    made: int
+    scale: float
+    mode: str
+    dtype: str
+
+    def position(self, k: KernelBuilder, o: str) -> str:
+        """Return the position in the input that an output element is made of."""
+        if self.made == self.size and self.mode != "exact":
+            return o
+        if self.mode == "nearest" and self.made == 2 * self.size:
+            return f"{o} / 2"
+        kind, scale, half = k.compute_type(self.dtype), k.number(self.scale, self.dtype), k.number(0.5, self.dtype)
+        if self.mode in ("nearest", "corners"):
+            return f"({kind}){o} * {scale}"
+        if self.mode == "exact":
+            return f"(({kind}){o} + {half}) * {scale}"
+        centre = f"{scale} * (({kind}){o} + {half}) - {half}"
+        return f"({centre} < 0 ? 0 : {centre})"
+
+    def source(self, k: KernelBuilder, o: str) -> str:
+        """Return the input element that an output element is made of, the first one of two."""
+        last = k.size(self.size - 1)
+        position = f"(i64)({self.position(k, o)})"
+        return f"({position} < {last} ? {position} : {last})"
+
+    @property
+    def linear(self) -> bool:
+        """Whether output elements are made of two neighbours."""
+        return self.mode in ("linear", "corners")
+
+    def bounds(self, k: KernelBuilder, number: int, p: str) -> None:
+        """Write the interval of the output elements that are made of an input element, ``first`` to ``last``."""
+        lowest = f"{p} - 1" if self.linear else p
+        for name, target in ((f"first{number}", lowest), (f"last{number}", f"{p} + 1")):
+            k.add(f"i64 {name} = 0;")
+            with k.block(f"for (i64 end = {k.size(self.made)}; {name} < end;)"):
+                k.add(f"const i64 middle = {name} + (end - {name}) / 2;")
+                k.add(f"if ({self.source(k, 'middle')} < {target}) {name} = middle + 1; else end = middle;")
+
+    def weight(self, k: KernelBuilder, number: int, p: str, o: str) -> None:
+        """Write the weight that an input element has in an output element."""
+        kind = k.compute_type(self.dtype)
+        k.add(f"const i64 low{number} = {self.source(k, o)};")
+        k.add(f"const i64 high{number} = low{number} < {k.size(self.size - 1)} ? low{number} + 1 : low{number};")
+        k.add(f"const {kind} part{number} = {self.position(k, o)} - ({kind})low{number};")
+        k.add(f"const {kind} clipped{number} = part{number} < 0 ? 0 : part{number} > 1 ? 1 : part{number};")
+        k.add(
+            f"const {kind} weight{number} = ({p} == low{number} ? 1 - clipped{number} : 0) "
+            f"+ ({p} == high{number} ? clipped{number} : 0);"
+        )
+
+
+def _scale(size: int, made: int, mode: str, dtype: str, given: float | None) -> float:
+    """Return ATen's ratio of input to output positions, rounded as ATen rounds it."""
+    if mode == "corners":
+        return _rounded((size - 1) / (made - 1), dtype) if made > 1 else 0.0
+    return _rounded(1.0 / given, dtype) if given is not None and given > 0 else _rounded(size / made, dtype)
+
+
+def _rounded(value: float, dtype: str) -> float:
+    return value if dtype == "float64" else float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _upsample_backward(k: KernelBuilder, grad_output: TensorSpec, mode: str, scales: Sequence[float | None]) -> None:
+    grad, made = k.read(grad_output), k.call.outputs[0]
+    lead, places, outs = names("b", 2), names("p", len(scales)), names("o", len(scales))
+    # positions of nearest elements are float32 whatever the element type is
+    dtype = "float64" if grad.dtype == "float64" and mode in ("linear", "corners") else "float32"
+    dims = [
+        Resampled(size, out, _scale(size, out, mode, dtype, scale), mode, dtype)
+        for size, out, scale in zip(made.shape[2:], grad_output.shape[2:], scales, strict=True)
+    ]
+    steps = max(grad_output.numel // max(made.numel, 1), 1) * 16
+    with k.items(*zip([*lead, *places], made.shape, strict=True), steps=steps):
+        for number, (dim, p) in enumerate(zip(dims, places, strict=True)):
+            dim.bounds(k, number, p)
+        k.add(f"{k.compute_type(grad.dtype)} sum = 0;")
+        with nest(k, *((o, f"last{n}", f"first{n}") for n, o in enumerate(outs))):
+            value = grad.at(*lead, *outs)
+            for number, (dim, p, o) in enumerate(zip(dims, places, outs, strict=True)):
+                if dim.linear:
+                    dim.weight(k, number, p, o)
+                    value += f" * weight{number}"
+            k.add(f"sum += {value};")
+        k.store([*lead, *places], "sum")
+
+
+def _register(signature: str, mode: str, scale_names: Sequence[str]) -> None:
+    @GENERIC.kernel(signature, epilogue=True)
+    def backward(k: KernelBuilder, grad_output: TensorSpec, **arguments: object) -> None:
+        chosen = "corners" if arguments.get("align_corners") else mode
+        scales = [arguments[name] for name in scale_names]
+        _upsample_backward(k, grad_output, chosen, [s if isinstance(s, float) else None for s in scales])
+
+
+for _count, _names in ((1, ("scales",)), (2, ("scales_h", "scales_w")), (3, ("scales_d", "scales_h", "scales_w"))):
+    _register(f"aten::upsample_nearest{_count}d_backward", "nearest", _names)
+    _register(f"aten::_upsample_nearest_exact{_count}d_backward", "exact", _names)
+    _linear = ("linear", "bilinear", "trilinear")[_count - 1]
+    _register(f"aten::upsample_{_linear}{_count}d_backward", "linear", _names)
+
+
+@GENERIC.kernel(
+    "aten::replication_pad1d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
+    epilogue=True,
+)
+def replication_pad_backward(
+    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, padding: Sequence[int]
+) -> None:
+    """Write the gradient of padding with the outermost elements, which therefore get the sum of theirs."""
+    grad, count = k.read(grad_output), len(padding) // 2
+    lead, places, outs = names("b", len(self.shape) - count), names("p", count), names("o", count)
+    with k.items(*zip([*lead, *places], self.shape, strict=True)):
+        for number, p in enumerate(places):
+            dim = len(lead) + number
+            before, size, made = padding[2 * (count - 1 - number)], k.size(self.shape[dim]), grad.size(dim)
+            shifted = f"{p} + {k.size(before)}".replace("+ -", "- ")
+            k.add(f"const i64 own{number} = {shifted};")
+            k.add(f"const i64 from{number} = {p} == 0 || own{number} < 0 ? 0 : own{number};")
+            k.add(f"const i64 to{number} = {p} == {size} - 1 ? {made} : own{number} + 1;")
+            k.add(f"const i64 last{number} = to{number} < {made} ? to{number} : {made};")
+        k.add(f"{k.compute_type(grad.dtype)} sum = 0;")
+        with nest(k, *((o, f"last{n}", f"from{n}") for n, o in enumerate(outs))):
+            k.add(f"sum += {grad.at(*lead, *outs)};")
+        k.store([*lead, *places], "sum")

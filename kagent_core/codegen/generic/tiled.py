@@ -1,0 +1,233 @@
+"""Matrix products in tiles: what products of matrices, convolutions and their gradients have in common.
+
+A work-item computes a block of the product from rows and columns that are read wherever they lie. It goes over the
+depth in stretches; of each it copies the columns next to each other, with whatever conversion, padding or transposition
+that takes, so that the loop that does the work is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kagent_core.codegen.dtypes import compute_dtype
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.spaces import Space
+
+Coordinates = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Values that lie at the sum of two offsets: one that follows from the line, and one that follows from the depth.
+
+    Attributes
+    ----------
+    value
+        Given a line and the second offset, the value there.
+    step
+        Given the coordinates of a depth, the second offset, which is kept in a table for a stretch of the depth. None
+        when that is the depth's number: then values are read where they lie.
+    """
+
+    value: Callable[[str, str], str]
+    step: Callable[[Coordinates], str] | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One of the two operands: lines, which are rows of the first or columns of the second one, along a depth.
+
+    Attributes
+    ----------
+    lines
+        Where its lines are.
+    depth
+        What is summed up over.
+    value
+        Given the coordinates of a line and of a depth, the value there, in the type that is computed in.
+    along_depth
+        Whether values along the depth are closer to each other in memory than values of neighbouring lines.
+    places
+        For rows, where that makes it quicker to find their values.
+    """
+
+    lines: Space
+    depth: Space
+    value: Callable[[Coordinates, Coordinates], str]
+    along_depth: bool
+    places: Places | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product, for each step of some outer loops.
+
+    Attributes
+    ----------
+    dtype
+        Of the operands.
+    batch
+        Name and extent of the outer loops.
+    rows, columns
+        The operands.
+    store
+        Writes statements that store an element: coordinates of its row, of its column, and its value.
+    """
+
+    dtype: str
+    batch: Sequence[tuple[str, int]]
+    rows: Operand
+    columns: Operand
+    store: Callable[[Coordinates, Coordinates, str], None]
+
+
+def write_product(k: KernelBuilder, product: Product) -> None:
+    """Write a product: one block of rows by a tile of columns per work-item."""
+    tiles, rows, columns = k.tiles, product.rows, product.columns
+    height = min(tiles.rows, max(rows.lines.extent, 1))
+    width, tall = tiles.columns(product.dtype), height * tiles.blocks
+    kind = k.compute_type(product.dtype)
+    total = k.language.value_type(tiles.total_dtype(product.dtype))
+    m, n, depth = (k.size(extent) for extent in (rows.lines.extent, columns.lines.extent, rows.depth.extent))
+    axes = [("bi", -(-rows.lines.extent // tall)), ("bj", -(-columns.lines.extent // width))]
+    with k.items(*product.batch, *axes, steps=max(rows.depth.extent, 1) * width * tall // 16):
+        k.add(f"const i64 i_first = bi * {tall}, i_end = {k.least(m, f'i_first + {tall}')};")
+        k.add(f"const i64 j_first = bj * {width}, j_end = {k.least(n, f'j_first + {width}')};")
+        k.array(total, "total", tall * width)
+        with k.loop("t", tall * width, simd=True):
+            k.add("total[t] = 0;")
+        k.array(kind, "panel", tiles.depth * width)
+        with k.loop("p_first", depth, step=tiles.depth):
+            k.add(f"const i64 p_end = {k.least(depth, f'p_first + {tiles.depth}')};")
+            _copy_columns(k, columns, width)
+            _place_steps(k, rows)
+            with k.loop("i", "i_end", "i_first", step=height):
+                _multiply_rows(k, product, height, width)
+        with k.loop("i", "i_end", "i_first"):
+            row = rows.lines.coordinates(k, "i")
+            with columns.lines.segments(k, "j", "j_first", "j_end") as segment, segment.steps() as column:
+                value = f"total[(i - i_first) * {width} + j - j_first]"
+                product.store(row, column, value if total == kind else f"({kind}){value}")
+
+
+def _copy_columns(k: KernelBuilder, columns: Operand, width: int) -> None:
+    """Copy a stretch of the columns to ``panel``, one step of the depth after the other; 0 beyond the last column."""
+    place = f"panel[(p - p_first) * {width} + j - j_first]"
+    with k.block(f"if (j_end - j_first < {width})"), k.loop("t", f"(p_end - p_first) * {width}", simd=True):
+        k.add("panel[t] = 0;")
+    if columns.along_depth:
+        with k.loop("j", "j_end", "j_first"):
+            own = columns.lines.coordinates(k, "j")
+            with columns.depth.segments(k, "p", "p_first", "p_end") as segment, segment.steps() as along:
+                k.add(f"{place} = {columns.value(own, along)};")
+        return
+    with columns.lines.segments(k, "j", "j_first", "j_end") as segment, k.loop("p", "p_end", "p_first"):
+        depth = columns.depth.coordinates(k, "p")
+        with segment.steps() as line:
+            k.add(f"{place} = {columns.value(line, depth)};")
+
+
+def _place_steps(k: KernelBuilder, rows: Operand) -> None:
+    """Write where each depth of a stretch lies, to ``steps``."""
+    if rows.places is None or rows.places.step is None:
+        return
+    k.array("i64", "steps", k.tiles.depth)
+    with k.loop("p", "p_end", "p_first"):
+        depth = rows.depth.coordinates(k, "p")
+        k.add(f"steps[p - p_first] = {rows.places.step(depth)};")
+
+
+def _multiply_rows(k: KernelBuilder, product: Product, height: int, width: int) -> None:
+    """Multiply some rows with ``panel``. Beyond the last row, the last one stands in, and its sums are not stored."""
+    places = product.rows.places
+    if places is not None and places.step is None:
+        lines = [k.name("i") for _ in range(height)]
+        for n, line in enumerate(lines):
+            k.add(f"const i64 {line} = {k.least(f'i + {n}', 'i_end - 1')};")
+
+        def value(n: int, p: str) -> str:
+            return places.value(lines[n], f"p_first + {p}")
+    else:
+        stretch = k.tiles.depth
+        _copy_rows(k, product, height)
+
+        def value(n: int, p: str) -> str:
+            return f"strip[{n * stretch} + {p}]"
+
+    multiply_tile(
+        k,
+        product.dtype,
+        (height, width),
+        "p_end - p_first",
+        value,
+        lambda p, j: f"panel[{p} * {width} + {j}]",
+        lambda n, j, value: f"total[(i - i_first + {n}) * {width} + {j}] += {value};",
+    )
+
+
+def _copy_rows(k: KernelBuilder, product: Product, height: int) -> None:
+    """Copy a stretch of some rows to ``strip``, one row after the other."""
+    rows, stretch = product.rows, k.tiles.depth
+    k.array(k.compute_type(product.dtype), "strip", height * stretch)
+    k.add(f"const i64 line_end = {k.least('i_end', f'i + {height}')};")
+    with k.block(f"if (line_end - i < {height})"), k.loop("t", height * stretch, simd=True):
+        k.add("strip[t] = 0;")
+    place = f"strip[(line - i) * {stretch} + p - p_first]"
+    if rows.places is not None:
+        with k.loop("line", "line_end", "i"), k.loop("p", "p_end", "p_first", simd=True):
+            k.add(f"{place} = {rows.places.value('line', 'steps[p - p_first]')};")
+        return
+    if rows.along_depth:
+        with k.loop("line", "line_end", "i"):
+            own = rows.lines.coordinates(k, "line")
+            with rows.depth.segments(k, "p", "p_first", "p_end") as segment, segment.steps() as along:
+                k.add(f"{place} = {rows.value(own, along)};")
+        return
+    with rows.lines.segments(k, "line", "i", "line_end") as segment, k.loop("p", "p_end", "p_first"):
+        depth = rows.depth.coordinates(k, "p")
+        with segment.steps() as line:
+            k.add(f"{place} = {rows.value(line, depth)};")
+
+
+def multiply_tile(
+    k: KernelBuilder,
+    dtype: str,
+    tile: tuple[int, int],
+    depth: str,
+    row: Callable[[int, str], str],
+    column: Callable[[str, str], str],
+    finish: Callable[[int, str, str], str],
+) -> None:
+    """Write the sums of a tile, which stay in registers while the loop over the depth runs.
+
+    Parameters
+    ----------
+    dtype
+        Of the operands.
+    tile
+        Rows and columns.
+    depth
+        How many products are summed up.
+    row
+        Value of a row at a depth.
+    column
+        Value at a depth of a column.
+    finish
+        Given row, column and sum, the statement that takes the sum.
+    """
+    kind, (height, width) = k.language.value_type(compute_dtype(dtype)), tile
+    sums, values = [k.name("sum") for _ in range(height)], [k.name("a") for _ in range(height)]
+    with k.block(""):
+        for name in sums:
+            k.add(f"{kind} {name}[{width}] = {{0}};")
+        with k.loop("d", depth):
+            for n, name in enumerate(values):
+                k.add(f"const {kind} {name} = {row(n, 'd')};")
+            with k.loop("e", width, simd=True):
+                k.add(f"const {kind} b = {column('d', 'e')};")
+                for total, name in zip(sums, values, strict=True):
+                    k.add(f"{total}[e] = {k.language.multiply_add(name, 'b', f'{total}[e]', dtype)};")
+        with k.loop("e", width, simd=True):
+            for n, total in enumerate(sums):
+                k.add(finish(n, "e", f"{total}[e]"))

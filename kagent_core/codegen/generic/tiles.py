@@ -1,0 +1,55 @@
+"""How large the pieces are that the work-items of matrix products compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kagent_core.codegen.dtypes import NBITS, compute_dtype
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of the pieces of a matrix product. The defaults suit the caches and vector registers of CPUs.
+
+    A work-item computes `rows` × `blocks` by `columns` elements. It copies a stretch of the second operand into memory
+    of its own, `depth` by `columns` values, and multiplies it with `rows` rows at a time, whose sums stay in registers.
+
+    Attributes
+    ----------
+    rows
+        Rows of a register tile.
+    column_bits
+        Columns of a register tile, in bits of the type that is computed in: a few vector registers.
+    depth
+        Products that are summed up in the type that is computed in, before the sum goes to a wider one.
+    blocks
+        Register tiles, one below the other, of a work-item.
+    queries, keys
+        Attention: queries of a work-item, and keys that it takes at a time.
+    lanes
+        Separate sums of a dot product.
+    wide
+        The type in which sums of float32 products are added up.
+    """
+
+    rows: int = 8
+    column_bits: int = 1024
+    depth: int = 256
+    blocks: int = 8
+    queries: int = 24
+    keys: int = 32
+    lanes: int = 64
+    wide: str = "float64"
+
+    def columns(self, dtype: str) -> int:
+        """Return the columns of a register tile that is computed in what `compute_dtype` says."""
+        return max(self.column_bits // max(NBITS[compute_dtype(dtype)], 32), 1)
+
+    def total_dtype(self, dtype: str) -> str:
+        """Return the type in which sums over stretches of the depth are added up."""
+        compute = compute_dtype(dtype)
+        return self.wide if compute == "float32" else compute
+
+
+DEFAULT_TILES = Tiles()
+"""What is taken where no launch config says otherwise."""

@@ -1,0 +1,64 @@
+"""Every graph that a test runs, once more with generated kernels forced wherever they can be.
+
+The twin gets copies of the arguments, and must give what the graph itself gave, leave the arguments as it left them and
+draw the random numbers that it drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+
+from kagent_core.capture.ranges import overlap_with_written
+from kagent_core.pipeline import CompiledGraph
+from kagent_core.session import session_for
+
+from .compare import assert_same, copy_arguments
+
+EVERYWHERE = {"generated_kernels": "all"}
+
+
+@contextmanager
+def generated_everywhere() -> Iterator[list[str]]:
+    """Run every graph twice, for as long as the block lasts; yields the names of those that were."""
+    names: list[str] = []
+    twins: WeakKeyDictionary[CompiledGraph, CompiledGraph] = WeakKeyDictionary()
+    run = CompiledGraph.__call__
+
+    def twin_of(graph: CompiledGraph) -> CompiledGraph:
+        if graph not in twins:
+            session = session_for(graph.session.config.replace(**EVERYWHERE))
+            twins[graph] = CompiledGraph(session, graph.graph)
+        return twins[graph]
+
+    def run_both(graph: CompiledGraph, args: Any) -> Any:
+        # a session with kernels of the test's own is no twin's, and tensors that overlap do not stay so when copied
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        special = graph.session is not graph.session.base or overlapping(tensors)
+        copies = None if special else copy_arguments(list(args))
+        before = torch.get_rng_state()
+        want = run(graph, args)
+        if copies is None:
+            return want
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        got = run(twin_of(graph), copies)
+        names.append(graph.graph.name)
+        assert_same(list(got), list(want), f"{graph.graph.name} with generated kernels everywhere")
+        assert_same(copies, list(args), f"arguments of {graph.graph.name} with generated kernels everywhere")
+        assert torch.equal(torch.get_rng_state(), after), "with generated kernels it draws other random numbers"
+        return want
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledGraph, "__call__", run_both)
+        yield names
+
+
+def overlapping(tensors: list[torch.Tensor]) -> bool:
+    everything = set(range(len(tensors)))
+    return overlap_with_written(tensors, everything) is not None

@@ -1,0 +1,349 @@
+"""Kernels generated for reductions, and for operators that go over their rows again, against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ..codegen_programs import check, errors, kernel, refusal  # noqa: TID252  shared by several folders
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+SHAPES = ((), (1,), (7,), (3, 1, 4), (5, 37), (40, 3), (2, 3, 4, 5))
+DIMS = ((0,), (-1,), (1,), (0, 2), (0, -1), (1, -2), ())
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return elements with many ties."""
+    if dtype is torch.bool:
+        return torch.rand(shape) < 0.7
+    if dtype.is_floating_point:
+        return (torch.randn(shape) * 2).round(decimals=1).to(dtype)
+    return torch.randint(0 if dtype is torch.uint8 else -4, 5, shape).to(dtype)
+
+
+def layouts(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Yield tensors of a shape that lie in memory in several ways."""
+    yield values(shape, dtype)
+    if len(shape) > 1:
+        yield values(shape[::-1], dtype).permute(*reversed(range(len(shape))))
+        yield values((shape[0] * 2 + 1, *shape[1:]), dtype)[1::2]
+        yield values((1, *shape[1:]), dtype).expand(shape)
+
+
+def dims_for(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the lists of dimensions that a shape has, by numbers that are distinct."""
+    size = max(len(shape), 1)
+    fitting = [dims for dims in DIMS if all(-size <= dim < size for dim in dims)]
+    return [dims for dims in fitting if len({dim % size for dim in dims}) == len(dims)]
+
+
+def over_dims(function: Callable[..., Any], dtype: torch.dtype, single: bool = False) -> None:
+    """Check a reduction of every shape over every list of dimensions, in one of several layouts."""
+    cases = []
+    for shape in SHAPES:
+        lists = [dims for dims in dims_for(shape) if len(dims) == 1 or not single]
+        for number, dims in enumerate(lists):
+            dim = dims[0] if single else list(dims)
+            ways = list(layouts(shape, dtype))  # each list of dimensions with one of them
+            tensor = ways[(number + len(shape)) % len(ways)]
+            cases.append((lambda x, d=dim, k=bool(number % 2): function(x, d, k), (tensor,)))
+    check(cases)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_sums(dtype: torch.dtype) -> None:
+    over_dims(aten.sum.dim_IntList, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_means(dtype: torch.dtype) -> None:
+    over_dims(aten.mean.dim, dtype)
+
+
+@pytest.mark.parametrize("operator", [aten.amax.default, aten.amin.default], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.bool], ids=str)
+def test_extremes(operator: Any, dtype: torch.dtype) -> None:
+    over_dims(operator, dtype)
+
+
+@pytest.mark.parametrize("operator", [aten.max.dim, aten.min.dim], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_extremes_with_their_places(operator: Any, dtype: torch.dtype) -> None:
+    over_dims(operator, dtype, single=True)
+
+
+@pytest.mark.parametrize("operator", [aten.argmax.default, aten.argmin.default, aten.prod.dim_int], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int16], ids=str)
+def test_places_and_products(operator: Any, dtype: torch.dtype) -> None:
+    over_dims(operator, dtype, single=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_half_types_are_rounded_once(dtype: torch.dtype) -> None:
+    ((ours, eagers),) = errors(lambda x: aten.prod.dim_int(x, 1), (torch.rand(50, 20) + 0.5).to(dtype))
+    assert ours <= eagers
+
+
+@pytest.mark.parametrize("operator", [aten.any.dims, aten.all.dims], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool], ids=str)
+def test_truth(operator: Any, dtype: torch.dtype) -> None:
+    over_dims(operator, dtype)
+
+
+@pytest.mark.parametrize("correction", [0, None, 2.5])
+def test_variances(correction: float | None) -> None:
+    def both(x: torch.Tensor, dim: list[int], keepdim: bool) -> Any:
+        return aten.var_mean.correction(x, dim, correction=correction, keepdim=keepdim)
+
+    over_dims(both, torch.float32)
+    over_dims(both, torch.bfloat16)
+
+
+@pytest.mark.parametrize("order", [2, 1, 0, 3, 0.5, -1, float("inf"), float("-inf")])
+def test_norms(order: float) -> None:
+    def norm(x: torch.Tensor, dim: list[int], keepdim: bool) -> Any:
+        return aten.linalg_vector_norm(x, order, dim, keepdim)
+
+    over_dims(norm, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+def test_everything_of_every_type(dtype: torch.dtype) -> None:
+    x = values((3, 4, 5), dtype)
+    takes_all = [aten.sum, aten.any, aten.all, aten.max, aten.min, aten.nansum, aten.count_nonzero]
+    functions: list[Callable[..., Any]] = [lambda x, f=f: f(x) for f in takes_all]
+    functions += [lambda x, f=f: f(x, dim=1) for f in (aten.any, aten.all, aten.count_nonzero, aten.aminmax)]
+    if dtype is not torch.bool:
+        functions += [lambda x: aten.argmax(x), lambda x: aten.argmin(x, None, True)]
+    if dtype not in (torch.float16, torch.bfloat16):  # eager rounds half types after every product
+        functions.append(lambda x: aten.prod(x))
+    if dtype.is_floating_point:
+        functions += [lambda x, f=f: f(x) for f in (aten.mean, aten.var, aten.std, aten.var_mean, aten.std_mean)]
+        functions += [lambda x, f=f: f(x, [0, 2], correction=0) for f in (aten.std, aten.std_mean)]
+        functions += [lambda x: aten.logsumexp(x, [0, 2]), lambda x: aten.linalg_vector_norm(x)]
+    check([(function, (x,)) for function in functions])
+
+
+@pytest.mark.parametrize("target", [torch.float64, torch.float16, torch.int64, torch.int8, torch.bool], ids=str)
+def test_another_type_for_the_result(target: torch.dtype) -> None:
+    cases = []
+    for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.bool):
+        x = values((6, 50), dtype)
+        cases.append((lambda x: aten.sum.dim_IntList(x, [1], dtype=target), (x,)))
+        cases.append((lambda x: aten.prod.dim_int(x[:, :4], 1, dtype=target), (x,)))
+        if target.is_floating_point:
+            cases.append((lambda x: aten.mean.dim(x, [1], dtype=target), (x,)))
+    x = values((6, 50), torch.float32)
+    cases.append((lambda x: aten.linalg_vector_norm(x, 2, [1], dtype=torch.float64), (x,)))
+    check(cases)
+
+
+def test_integers_wrap_around() -> None:
+    x = torch.full((3, 100), 2**62, dtype=torch.int64)
+    check([(lambda x: aten.sum.dim_IntList(x, [1]), (x,)), (lambda x: aten.prod(x), (x + 1,))])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_nan_and_infinities(dim: int) -> None:
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[1.0, nan, 3.0, nan], [-inf, -inf, -inf, -inf], [inf, 2.0, inf, -inf], [0.0, -0.0, 0.0, 5.0]])
+    x = x.repeat_interleave(9, 0).repeat_interleave(9, 1)
+    functions: list[Callable[..., Any]] = [
+        lambda x: aten.max.dim(x, dim),
+        lambda x: aten.min.dim(x, dim),
+        lambda x: aten.argmax(x),
+        lambda x: aten.amax(x),
+        lambda x: aten.sum.dim_IntList(x, [dim]),
+        lambda x: aten.nansum(x, [dim]),
+        lambda x: aten.var.correction(x, [dim]),
+        lambda x: aten.any.dim(x, dim),
+        lambda x: aten._softmax(x, dim, False),
+        lambda x: aten._log_softmax(x, dim, False),
+        lambda x: aten.logsumexp(x, [dim]),
+    ]
+    check([(function, (tensor,)) for function in functions for tensor in (x, x.bfloat16())])
+
+
+def test_reductions_of_nothing() -> None:
+    x = torch.empty(3, 0)
+    functions: list[Callable[..., Any]] = [
+        lambda x: aten.sum.dim_IntList(x, [1]),
+        lambda x: aten.sum(x),
+        lambda x: aten.prod.dim_int(x, 1),
+        lambda x: aten.mean.dim(x, [1]),
+        lambda x: aten.any.dim(x, 1),
+        lambda x: aten.all.dim(x, 1),
+        lambda x: aten.var.correction(x, [1]),
+        lambda x: aten.linalg_vector_norm(x, 2, [1]),
+    ]
+    check([(function, (x,)) for function in functions])
+    check([(lambda x: aten.sum(x), (x.long(),))])
+    assert refusal(lambda x: aten.sum.dim_IntList(x, [0]), x) is not None
+
+
+def test_rows_of_one_element() -> None:
+    x = torch.randn(4, 1, 3)
+    functions: list[Callable[..., Any]] = [
+        lambda x: aten.sum.dim_IntList(x, [1]),
+        lambda x: aten.max.dim(x, 1),
+        lambda x: aten.var_mean.correction(x, [1], correction=0),
+        lambda x: aten.var.correction(x, [1]),
+        lambda x: aten._softmax(x, 1, False),
+        lambda x: aten._log_softmax(x, 1, False),
+    ]
+    check([(function, (x,)) for function in functions])
+    made = kernel(lambda x: aten.sum(x), torch.tensor([-0.0]))
+    assert str(made(torch.tensor([-0.0]))[0].item()) == "0.0"
+
+
+ROWS: list[Callable[..., Any]] = [
+    lambda x, d: aten._softmax(x, d, False),
+    lambda x, d: aten._log_softmax(x, d, False),
+    lambda x, d: aten._softmax_backward_data(x, torch.softmax(x, d), d, x.dtype),
+    lambda x, d: aten._log_softmax_backward_data(x, torch.log_softmax(x, d), d, x.dtype),
+]
+
+
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax(number: int, dtype: torch.dtype) -> None:
+    cases = []
+    for shape in ((7,), (5, 37), (40, 3), (2, 3, 4, 5)):
+        for dim in range(-1, len(shape)):
+            cases += [(lambda x, d=dim: ROWS[number](x, d), (tensor,)) for tensor in layouts(shape, dtype)]
+    check(cases)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_backward(dtype: torch.dtype) -> None:
+    cases = []
+    for shape in ((5, 37), (40, 3), (2, 3, 4)):
+        for dim in range(len(shape)):
+            gradient, x = torch.randn(shape).to(dtype), torch.randn(shape)
+            soft, log = torch.softmax(x, dim).to(dtype), torch.log_softmax(x, dim).to(dtype)
+            cases.append((lambda g, y, d=dim: aten._softmax_backward_data(g, y, d, dtype), (gradient, soft)))
+            cases.append((lambda g, y, d=dim: aten._log_softmax_backward_data(g, y, d, dtype), (gradient, log)))
+    check(cases)
+
+
+def test_softmax_of_a_scalar() -> None:
+    check([(lambda x: aten._softmax(x, 0, False), (torch.tensor(3.0),))])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm(dtype: torch.dtype, affine: bool) -> None:
+    cases = []
+    for shape, count in (((5, 37), 1), ((4, 3, 8), 1), ((4, 3, 8), 2), ((6,), 1), ((2, 600), 1), ((3, 1), 1)):
+        inner = list(shape[len(shape) - count :])
+        weight, bias = (torch.randn(inner).to(dtype) if affine else None for _ in range(2))
+        cases += [
+            (lambda x, w, b, n=inner: aten.native_layer_norm(x, n, w, b, 1e-5), (x, weight, bias))
+            for x in layouts(shape, dtype)
+        ]
+    check(cases)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rms_norm(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(6, 5, 48, dtype=dtype), torch.randn(48, dtype=dtype)
+    cases = [(lambda x, w, e=eps: aten._fused_rms_norm(x, [48], w, e), (x, weight)) for eps in (1e-6, None)]
+    check([*cases, (lambda x, w: aten._fused_rms_norm(x, [5, 48], w, 1e-6), (x, None))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 8), (1, 4, 9), (2, 6, 1)])
+def test_group_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    n, c = shape[:2]
+    x, weight, bias = torch.randn(shape).to(dtype), torch.randn(c).to(dtype), torch.randn(c).to(dtype)
+    size = x.numel() // (n * c)
+    cases = [
+        (lambda x, w, b, g=groups: aten.native_group_norm(x, w, b, n, c, size, g, 1e-5), (x, *affine))
+        for groups in (1, 2, c)
+        for affine in ((weight, bias), (None, None))
+    ]
+    check(cases)
+
+
+BATCHES = ((8, 3), (4, 5, 6), (2, 4, 5, 6), (1, 3, 2, 2, 2))
+
+
+def batches(dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield inputs of a batch norm, with weight, bias, running mean and variance."""
+    for shape in BATCHES:
+        x = torch.randn(shape).to(dtype)
+        for tensor in (x, x.contiguous(memory_format=torch.channels_last)) if x.dim() == 4 else (x,):
+            yield tensor, *(torch.rand(shape[1]) + 0.5 for _ in range(4))
+
+
+def test_batch_norm_in_inference() -> None:
+    def whole(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return aten._native_batch_norm_legit_no_training(x, *rest, 0.1, 1e-5)[0]
+
+    cases = [(whole, args) for dtype in (torch.float32, torch.bfloat16) for args in batches(dtype)]
+    check(cases)
+    check([(lambda x, m, v: whole(x, None, None, m, v), (x, m, v)) for x, _, _, m, v in batches(torch.float32)])
+
+
+def test_batch_norm_in_training() -> None:
+    def whole(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        return aten._native_batch_norm_legit_functional(x, *rest, True, 0.1, 1e-5)
+
+    def plain(x: torch.Tensor) -> Any:
+        return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
+
+    check([(whole, args) for args in batches(torch.float32)])
+    check([(plain, args[:1]) for args in batches(torch.float32)])
+
+
+def test_batch_norm_without_its_statistics_is_refused() -> None:
+    x, m = torch.randn(4, 3), torch.rand(3)
+    refused = refusal(lambda x, m: aten._native_batch_norm_legit_functional(x, m, m, m, m, False, 0.1, 1e-5), x, m)
+    assert refused is not None
+    assert "not in training" in refused
+
+
+LONG: list[tuple[str, Callable[..., Any]]] = [
+    ("sum", lambda x: aten.sum.dim_IntList(x, [-1])),
+    ("mean", lambda x: aten.mean.dim(x, [-1])),
+    ("across", lambda x: aten.sum.dim_IntList(x.transpose(0, 1), [0])),
+    ("outer", lambda x: aten.sum.dim_IntList(x, [0])),
+    ("all", lambda x: aten.sum(x)),
+    ("norm", lambda x: aten.linalg_vector_norm(x, 2, [-1])),
+    ("variance", lambda x: aten.var.correction(x, [-1])),
+    ("softmax", lambda x: aten._softmax(x, -1, False)),
+    ("log_softmax", lambda x: aten._log_softmax(x, -1, False)),
+    ("layer_norm", lambda x: aten.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5)),
+]
+
+
+@pytest.mark.parametrize("function", [f for _, f in LONG], ids=[name for name, _ in LONG])
+@pytest.mark.parametrize("shape", [(2, 1 << 20), (3, 70_001), (300, 1000), (5000, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_errors_are_at_most_twice_eagers(
+    function: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    times = 2 if dtype is torch.float32 else 3
+    for x in (torch.rand(shape).to(dtype), torch.randn(shape).to(dtype)):
+        for ours, eagers in errors(function, x):
+            assert ours <= times * eagers + torch.finfo(dtype).tiny
+
+
+def test_a_long_row_gives_the_same_with_any_number_of_threads() -> None:
+    x = torch.randn(1 << 20)
+    made = kernel(lambda x: (aten.sum(x), aten.amax(x), aten._softmax(x, 0, False)), x)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            results.append(made(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for found in results[1:] for one, other in zip(results[0], found, strict=True))
