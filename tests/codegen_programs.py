@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,8 +134,10 @@ def check(cases: Sequence[tuple[Function, Sequence[Any]]]) -> None:
             )
 
 
-def errors(function: Function, *args: Any) -> list[tuple[float, float]]:
-    """Return each result's greatest error in the kernel and in the function, both against the function in float64."""
-    wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
-    found = zip(kernel(function, *args)(*args), listed(function(*args)), listed(function(*wide)), strict=True)
-    return [tuple(float((x.double() - exact).abs().max()) for x in (got, eager)) for got, eager, exact in found]
+def errors(cases: Sequence[tuple[Function, Sequence[Any]]]) -> Iterator[tuple[float, float]]:
+    """Yield how far each result is from what float64 gives, as a root mean square: the kernel's and the function's."""
+    for made, (function, args) in zip(kernels(cases), cases, strict=True):
+        wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
+        for got, eager, exact in zip(made(*args), listed(function(*args)), listed(function(*wide)), strict=True):
+            ours, eagers = (float((x.double() - exact).square().mean().sqrt()) for x in (got, eager))
+            yield ours, eagers

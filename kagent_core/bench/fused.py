@@ -157,7 +157,7 @@ class _Compilers:
             name: bind(chain.function, args) if name == "eager" else self.compile(name, chain.function, args)
             for name in names
         }
-        return {name: measure_memory(call) for name, call in calls.items()}
+        return measure_memory(calls)
 
     def _forget(self) -> None:
         torch._dynamo.reset()

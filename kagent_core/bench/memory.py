@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch.autograd.profiler import profile
+
+from kagent_core.bench.timing import no_collection
 
 _MEMORY_EVENT = "[memory]"  # as the profiler names it
 
@@ -38,18 +40,31 @@ class CallMemory:
         return {"kept_nbytes": self.kept_nbytes, "peak_nbytes": self.peak_nbytes}
 
 
-def measure_memory(call: Callable[[], object]) -> CallMemory:
-    """Call a function that was never called before, and call it once more.
+def measure_memory(calls: Mapping[str, Callable[[], object]]) -> dict[str, CallMemory]:
+    """Call functions that were never called before, each twice.
 
     What the first call allocates and does not free is what the function keeps. Where kernels call ``malloc``
     themselves, past PyTorch's allocator, nobody counts it.
 
     Parameters
     ----------
-    call
-        Compiles when it is first called. Its result is dropped at once.
+    calls
+        By name. They compile when they are first called. Their results are dropped at once.
     """
-    kept = sum(_allocations(call))
+    with no_collection():
+        gc.freeze()  # so that collecting what compiling leaves is quick
+        try:
+            return {name: _measure(call) for name, call in calls.items()}
+        finally:
+            gc.unfreeze()
+
+
+def _measure(call: Callable[[], object]) -> CallMemory:
+    def first_call() -> None:
+        call()
+        gc.collect()  # compiling leaves cycles
+
+    kept = sum(_allocations(first_call))
     live = peak = 0
     for nbytes in _allocations(call):
         live += nbytes
@@ -60,10 +75,8 @@ def measure_memory(call: Callable[[], object]) -> CallMemory:
 def _allocations(call: Callable[[], object]) -> list[int]:
     """Return the bytes of each allocation in a call, in order; what is freed is negative."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says on stderr that it starts and stops
-    gc.collect()
     with profile(use_cpu=True, profile_memory=True) as profiler:
         call()
-        gc.collect()  # compiling leaves cycles
     results: Any = profiler.kineto_results
     events = [event for event in results.events() if event.name() == _MEMORY_EVENT]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -231,6 +231,9 @@ class CFamily:
     def primitive(self, node: Expr, args: list[str]) -> str:
         """Return a primitive of some values."""
         dtype = node.args[-1].dtype
+        if node.op in ("max", "min") and dtype in FLOATS and _is_plain_number(node.args[1]):
+            order = "<=" if node.op == "max" else ">="  # a NaN is in no order: one comparison does
+            return f"(!({args[0]} {order} {args[1]}) ? {args[0]} : {args[1]})"
         special: Callable[[str, list[str]], str] | None = getattr(self, f"_p_{node.op}", None)
         if special is not None:
             return special(dtype, args)
@@ -372,3 +375,7 @@ def _as_float32(text: str) -> float:
 
     value: float = struct.unpack("f", struct.pack("f", float(text)))[0]
     return value
+
+
+def _is_plain_number(node: Expr) -> bool:
+    return node.op == "constant" and not math.isnan(node.payload)

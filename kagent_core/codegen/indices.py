@@ -165,6 +165,10 @@ class Index:
             return whole + Index(tuple((a, f // common) for a, f in rest.terms), rest.constant // common) // (
                 divisor // common
             )
+        coarse = rest._in_steps(divisor)
+        if coarse is not None:
+            step, steps, _ = coarse
+            return whole + steps // (divisor // step)
         return whole + Index.of(Quotient(rest, divisor))
 
     def __mod__(self, divisor: int) -> Index:
@@ -176,6 +180,10 @@ class Index:
             return rest
         if low < 0:
             raise ValueError(f"the remainder of {self}, which can be negative, by {divisor}")
+        coarse = rest._in_steps(divisor)
+        if coarse is not None:
+            step, steps, fine = coarse
+            return steps % (divisor // step) * step + fine
         return Index.of(Remainder(rest, divisor))
 
     def substitute(self, replaced: dict[Axis, Index]) -> Index:
@@ -184,6 +192,16 @@ class Index:
         for atom, factor in self.terms:
             total += (replaced.get(atom, Index.of(atom)) if isinstance(atom, Axis) else Index.of(atom)) * factor
         return total
+
+    def _in_steps(self, divisor: int) -> tuple[int, Index, Index] | None:
+        """Return (step, steps, fine) with ``self == steps * step + fine`` and `fine` less than `step`, which divides."""
+        for step in sorted({math.gcd(divisor, factor) for _, factor in self.terms}, reverse=True):
+            if 1 < step < divisor:
+                steps, fine = self._split(step)
+                low, high = fine.bounds
+                if low >= 0 and high < step:
+                    return step, steps, fine
+        return None
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
         """Return (whole, rest) with ``self == whole * divisor + rest`` and as much as can be in `whole`."""

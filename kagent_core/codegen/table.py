@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LoweringKind(Enum):
@@ -89,7 +91,7 @@ class RuleTable:
         operands: Operands = Operands.RESULT,
         accepts: Callable[[Any], str | None] | None = None,
         unrounded: Iterable[str] = (),
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[F], F]:
         """Register a rule that computes one element from the elements at its place.
 
         The rule is called with the operator's arguments by name: an `Element` for a tensor, broadcast and in the type
@@ -104,7 +106,7 @@ class RuleTable:
         kind: LoweringKind,
         accepts: Callable[[Any], str | None] | None = None,
         loops: Callable[[Any], Sequence[int]] | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[F], F]:
         """Register a rule that says what is at an index of the result.
 
         The rule is called with the lowering first (`kagent_core.codegen.lowering.Lowering`) and then the operator's
@@ -122,8 +124,8 @@ class RuleTable:
         accepts: Callable[[Any], str | None] | None,
         unrounded: frozenset[str] = frozenset(),
         loops: Callable[[Any], Sequence[int]] | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    ) -> Callable[[F], F]:
+        def register(function: F) -> F:
             for signature in signatures:
                 if signature in self._rules:
                     raise ValueError(f"two lowering rules for {signature}")

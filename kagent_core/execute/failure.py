@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kagent_core.capture.schemas import schema_of
 from kagent_core.errors import KernelExecutionError
-from kagent_core.specs import KernelTask
+from kagent_core.execute.host import view_of
+from kagent_core.specs import KernelTask, OpCall, TensorSpec, flatten_tensors
 
 
-def kernel_failure(task: KernelTask, cause: Exception) -> KernelExecutionError:
-    """Return the error for a task that failed: operator, device, what it was given, and the user's line."""
-    call = task.calls[0]
+def kernel_failure(task: KernelTask, cause: Exception, call: OpCall | None = None) -> KernelExecutionError:
+    """Return the error for a task that failed: operator, device, what it was given, and the user's line.
+
+    Parameters
+    ----------
+    task
+        The task.
+    cause
+        What went wrong.
+    call
+        Which of its operators failed, where that is known; else its first one is named.
+    """
+    call = call or task.calls[0]
     given = ", ".join(str(spec) for spec in call.inputs) or "no tensors"
     message = f"{call.signature} failed on {task.device} with {type(cause).__name__}: {str(cause).strip()}"
     message += f"\n  kernel: '{task.kernel.name}', given {given}"
@@ -17,3 +34,59 @@ def kernel_failure(task: KernelTask, cause: Exception) -> KernelExecutionError:
     if line is not None:
         message += f"\n  from: {line}"
     return KernelExecutionError.wrapping(cause, message)
+
+
+def as_eager_fails(
+    task: KernelTask, tensor_of: Callable[[TensorSpec], torch.Tensor], otherwise: Exception
+) -> KernelExecutionError:
+    """Return the error that eager PyTorch raises where a generated kernel only reports that something is wrong.
+
+    The kernel's operators run once more, one by one, in PyTorch: the first that raises is the one that failed, and says
+    exactly why.
+
+    Parameters
+    ----------
+    task
+        What reported. It has written none of its inputs.
+    tensor_of
+        Gives a tensor that the task was given, in host memory.
+    otherwise
+        What is raised if none of the operators does.
+    """
+    made: dict[int, tuple[torch.Tensor, TensorSpec]] = {}
+
+    def value_of(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [value_of(item) for item in value]
+        if not isinstance(value, TensorSpec):
+            return value
+        if value.buffer in made:
+            return view_of(*made[value.buffer], value)
+        return tensor_of(value)
+
+    for call in task.calls:
+        schema = schema_of(call.overload)
+        given = {name: value_of(value) for name, value in call.arguments.items()}
+        keywords = {a.name for a in schema.arguments if a.keyword_only}
+        names = [a.name for a in schema.arguments if a.name not in keywords]
+        by_place = [given.pop(name) for name in names if name in given] if _has_no_gap(names, given) else []
+        try:
+            with torch.no_grad():
+                results = call.overload(*by_place, **given)
+        except Exception as error:  # noqa: BLE001  that is what is looked for
+            failure = kernel_failure(task, error, call)
+            failure.__cause__ = error
+            return failure
+        returned = [leaf for leaf in _leaves(results) if isinstance(leaf, torch.Tensor)]
+        for spec, tensor in zip(flatten_tensors(tuple(call.results)), returned, strict=False):
+            made[spec.buffer] = (tensor, spec)
+    return kernel_failure(task, otherwise)
+
+
+def _has_no_gap(names: list[str], given: dict[str, Any]) -> bool:
+    there = [name in given for name in names]
+    return there == sorted(there, reverse=True)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, (list, tuple)) else [value]

@@ -10,11 +10,20 @@ import torch
 import kagent_core
 from kagent_core.testing import FakeDevice
 
+from .forced import generated_everywhere
+
 
 @pytest.fixture
 def fresh_dynamo() -> None:
     """Nothing that another test compiled is taken again."""
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def generated_twice() -> Iterator[None]:
+    """Every graph runs once more with generated kernels wherever they can be, and gives the same."""
+    with generated_everywhere():
+        yield
 
 
 @pytest.fixture

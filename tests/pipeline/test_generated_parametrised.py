@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -212,12 +213,13 @@ def test_adaptive_pooling_and_its_gradient():
 
     def cases():
         for dtype, size in itertools.product(FLOATS, ([3, 3], [1, 1], [7, 11], [8, 2])):
-            for one in layouts(values(2, 3, 8, 7, dtype=dtype)):
+            for one in layouts(values(2, 3, 8, 7, dtype=dtype))[: 4 if dtype == torch.float32 else 1]:
                 yield call(aten._adaptive_avg_pool2d, one, size)
             yield call(aten._adaptive_avg_pool2d_backward, values(2, 3, *size, dtype=dtype), one)
             yield exactly(maxima, values(2, 3, 8, 7, dtype=dtype, nan=True), size)
         for one in layouts(values(2, 5, 6, 7)):
             yield call(aten._adaptive_avg_pool3d, one, [3, 2, 9])
+            yield call(aten._adaptive_avg_pool3d, one.bfloat16(), [3, 2, 4])
             yield call(aten._adaptive_avg_pool3d_backward, values(2, 3, 2, 9), one)
             yield exactly(maxima_3d, one, [3, 2, 4])
         yield call(aten._adaptive_avg_pool2d, values(0, 3, 8, 7), [2, 2])
@@ -338,6 +340,25 @@ def test_index_add_copy_and_fill():
     check(cases())
 
 
+def test_masked_scatter_and_put():
+    def cases():
+        for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.bool):
+            x = values(4, 5, dtype=dtype)
+            for mask in layouts(values(4, 5) > 0):
+                yield exactly(aten.masked_scatter, x, mask, values(3, 9, dtype=dtype, seed=1))
+                yield exactly(aten.masked_scatter_backward, x, mask, [7, 4])
+            yield exactly(aten.masked_scatter, x, values(5) > 0, values(4, 7, dtype=dtype, seed=1).t())
+            for accumulate in (False, True):
+                yield exactly(aten.put, x, places(20, 3, 5) - 7, values(15, dtype=dtype, seed=1), accumulate)
+                yield exactly(aten.put, x.t(), places(20, 8), values(2, 4, dtype=dtype, seed=1), accumulate)
+        yield exactly(aten.masked_scatter, values(4, 5), torch.zeros(4, 5, dtype=torch.bool), values(0))
+        yield exactly(aten.masked_scatter, values(), torch.tensor(True), values(1, seed=1))
+        yield exactly(aten.masked_scatter, values(0, 5), torch.zeros(5, dtype=torch.bool), values(3))
+        yield exactly(aten.put, values(), places(1, 2), values(2))
+
+    check(cases())
+
+
 @pytest.mark.parametrize(
     ("function", "good", "bad"),
     [
@@ -346,6 +367,9 @@ def test_index_add_copy_and_fill():
         (lambda x, i: aten.scatter_reduce.two(x, 0, i, x, "mean"), 3, 4),
         (lambda x, i: aten.index_put(x, [i], x), -4, -5),
         (lambda x, i: aten.index_put(x, [i], x), 3, 4),
+        (lambda x, i: aten.put(x, i, x), -4, -5),
+        (lambda x, i: aten.searchsorted.Tensor(x, x, sorter=i), 3, 4),
+        (lambda x, i: aten.masked_scatter(x, i > 3, x[:0]), 3, 4),
         (lambda x, i: aten.index_copy(x, 0, i, x), 0, -1),
         (lambda x, i: aten.index_fill.int_Scalar(x, 0, i, 1.0), -4, 4),
     ],
@@ -353,8 +377,10 @@ def test_index_add_copy_and_fill():
 def test_an_index_out_of_range_is_an_error_and_the_next_call_is_right(function, good, bad):
     x, right, wrong = values(4), torch.tensor([good, 1, 2, 0]), torch.tensor([bad, 1, 2, 0])
     graph = traced(lambda *args: (function(*args),), x, right, **GENERATED)
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        function(x, wrong)
     try:
-        with pytest.raises(Exception, match="index out of range"):
+        with pytest.raises(Exception, match=re.escape(str(eager.value))):
             graph([x, wrong])
         torch.testing.assert_close(graph([x, right])[0], function(x, right))
     finally:
@@ -416,7 +442,7 @@ def test_sort():
 
 def test_topk():
     inputs, sizes = [], ((1, 1), (7, -1), (50, 1), (2, 0))
-    for dtype, largest in itertools.product((*FLOATS, *INTEGERS), (False, True)):
+    for dtype, largest in itertools.product((torch.float32, torch.bfloat16, torch.int64, torch.uint8), (False, True)):
         inputs += [(values(3, 50, dtype=dtype, nan=True), k, dim, largest) for k, dim in sizes]
     inputs += [(one, 3, 1, True) for one in layouts(values(4, 5, 6))]
     inputs += [(values(), 1, 0, True), (values(0, 4), 2, 1, True), (values(4), 0, 0, True)]
@@ -430,7 +456,7 @@ def test_topk():
 
 def test_kthvalue_and_medians():
     inputs = []
-    for dtype in (*FLOATS, *INTEGERS):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8):
         for shape, nan in (((3, 20, 2), False), ((3, 21, 2), True), ((3, 1, 2), False)):
             x = values(*shape, dtype=dtype, nan=nan)
             inputs += [(aten.kthvalue, x, k, 1) for k in {1, (shape[1] + 1) // 2, shape[1]}]
@@ -453,7 +479,7 @@ def test_medians_of_all_elements():
     check(
         exactly(op, values(*shape, dtype=dtype, nan=nan))
         for op in (aten.median, aten.nanmedian)
-        for dtype in (*FLOATS, torch.int64, torch.uint8)
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8)
         for shape in shapes
         for nan in (False, True)
     )
@@ -532,9 +558,10 @@ def test_upsampling_gradients():
 
     def cases():
         sizes = (((7, 6), (7, 6)), ((4, 3), (8, 6)), ((4, 5), (11, 13)), ((9, 8), (4, 5)), ((1, 3), (5, 1)))
-        for dtype, ((h, w), made) in itertools.product(FLOATS, sizes):
+        chosen = [*((torch.float32, size) for size in sizes), *((dtype, sizes[2]) for dtype in FLOATS[1:])]
+        for dtype, ((h, w), made) in chosen:
             grad = values(2, 3, *made, dtype=dtype)
-            for scales in ((), (2.3, 1.7)):
+            for scales in ((), (2.3, 1.7)) if dtype == torch.float32 else ((),):
                 yield call(nearest, grad, [2, 3, h, w], aten.upsample_nearest2d_backward, *scales)
                 yield call(nearest, grad, [2, 3, h, w], aten._upsample_nearest_exact2d_backward, *scales)
                 for corners in (False, True):

@@ -113,7 +113,8 @@ def products(dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
     for m, depth, n in ((1, 1, 1), (7, 5, 9), (67, 300, 41), (61, 257, 33)):
         cases.append((aten.mm, (v(m, depth), v(depth, n))))
-    for a, b in itertools.product(layouts(13, 21, dtype=dtype), layouts(21, 35, dtype=dtype)):
+    pairs = itertools.product if dtype == torch.float32 else zip  # the loops are the same for all types
+    for a, b in pairs(layouts(13, 21, dtype=dtype), layouts(21, 35, dtype=dtype)[::-1]):
         cases.append((aten.mm, (a, b)))
     for m, depth, n in ((5, 0, 6), (0, 5, 6), (5, 6, 0)):
         cases.append((aten.mm, (v(m, depth), v(depth, n))))
@@ -127,6 +128,8 @@ def products(dtype: torch.dtype) -> list[Case]:
     cases.append((lambda c, a, b: aten.addmm(c, a, b, beta=0), (v(7, 9), v(7, 6), v(6, 9))))
     for added in (v(3, 7, 9), v(9), v(7, 1)):
         cases.append((lambda c, a, b: aten.baddbmm(c, a, b, beta=-1, alpha=2), (added, v(3, 7, 6), v(3, 6, 9))))
+    cases.append((lambda c, a, b: aten.addbmm(c, a, b, beta=2, alpha=3), (v(9), v(3, 7, 6), v(3, 6, 9))))
+    cases.append((aten.addbmm, (v(7, 9), v(3, 6, 7).transpose(1, 2), v(3, 9, 6).transpose(1, 2))))
     cases += [(aten.mv, (a, v(70))) for a in layouts(50, 70, dtype=dtype)]
     cases.append((aten.mv, (v(4, 0), v(0))))
     cases.append((lambda c, a, b: aten.addmv(c, a, b, beta=2, alpha=3), (v(50), v(50, 70), v(70))))
@@ -266,7 +269,8 @@ def convolutions(dtype: torch.dtype, gradients: bool) -> list[Case]:
     cases: list[Case] = []
     for size, window, options in GEOMETRIES:
         made = window[1] * options.get("groups", 1) if options.get("transposed") else window[0]
-        for x, w in memory_formats(values(*size, dtype=dtype), values(*window, dtype=dtype)):
+        formats = memory_formats(values(*size, dtype=dtype), values(*window, dtype=dtype))
+        for x, w in formats[: 2 if gradients else 4]:
             bias = values(made, dtype=dtype)
             if not gradients:
                 cases.append((lambda x, w, b, o=options: convolve(x, w, b, **o), (x, w, bias)))
@@ -303,7 +307,7 @@ def test_convolutions_of_integers_and_of_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_of_convolutions(dtype: torch.dtype) -> None:
     cases = convolutions(dtype, True)
-    check(cases if dtype == torch.float32 else cases[::4])
+    check(cases if dtype == torch.float32 else cases[::5])
 
 
 WANTED = [[True, False, False], [False, True, False], [False, False, True], [True, False, True]]
@@ -370,12 +374,12 @@ def attentions(dtype: torch.dtype, gradients: bool) -> list[Case]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_attention(dtype: torch.dtype) -> None:
-    check(attentions(dtype, False))
+    check(attentions(dtype, False)[:: 1 if dtype == torch.float32 else 2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_of_attention(dtype: torch.dtype) -> None:
-    check(attentions(dtype, True))
+    check(attentions(dtype, True)[:: 1 if dtype == torch.float32 else 2])
 
 
 def test_attention_that_draws_random_numbers_is_refused() -> None:

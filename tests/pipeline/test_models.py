@@ -22,6 +22,8 @@ from .models import (
 )
 
 
+pytestmark = pytest.mark.usefixtures("generated_twice")
+
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> None:
     torch._dynamo.reset()

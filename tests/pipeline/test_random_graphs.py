@@ -16,6 +16,7 @@ import kagent_core
 from kagent_core.testing import FakeDevice, FakeRuntime
 
 from .compare import assert_same, copy_arguments
+from .forced import generated_everywhere
 
 EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "60"))
 ALWAYS_THE_SAME = "RANDOM_GRAPHS" not in os.environ
@@ -71,7 +72,55 @@ def added_in_place(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     return pick(tensors, a).add_(pick(tensors, b), alpha=1 + c % 3)
 
 
+def rows_at(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    """Rows of one tensor, at places that another one computes."""
+    x, places = pick(tensors, a), pick(tensors, b)
+    return x[(places.long() + c) % x.shape[0]]
+
+
+def gathered(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    x = pick(tensors, a)
+    dim = dim_of(x, b)
+    return x.gather(dim, (x * 3).long() % x.shape[dim])
+
+
+def scattered(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
+    x = pick(tensors, a)
+    dim = dim_of(x, b)
+    return x.scatter_add(dim, (x * 3).long() % x.shape[dim], x.flip(0))
+
+
 STEPS: dict[str, Step] = {
+    "gelu": unary(lambda x: torch.nn.functional.gelu(x.float())),
+    "silu": unary(lambda x: torch.nn.functional.silu(x.float())),
+    "tanh": unary(torch.tanh),
+    "abs": unary(torch.abs),
+    "bfloat": unary(lambda x: x.bfloat16()),
+    "small": unary(lambda x: (x * 3).clamp(-9, 9).to(torch.int8)),
+    "clamp": lambda t, a, b, c: pick(t, a).clamp(b % 4 - 2, c % 4),
+    "divide": lambda t, a, b, c: pick(t, a) / (1 + b % 3),
+    "floor divide": lambda t, a, b, c: pick(t, a) // (1 + b % 3),
+    "remainder": lambda t, a, b, c: pick(t, a) % (1 + b % 3),
+    "power": lambda t, a, b, c: pick(t, a).float() ** (b % 4),
+    "less": binary(torch.lt),
+    "equal": binary(torch.eq),
+    "minimum": binary(torch.minimum),
+    "log softmax": along(lambda x, d: x.float().log_softmax(d)),
+    "layer norm": unary(lambda x: torch.nn.functional.layer_norm(x.float(), x.shape[-1:])),
+    "variance": along(lambda x, d: x.float().var(d, correction=0)),
+    "standardize": along(lambda x, d: x.float() - x.float().mean(d, keepdim=True)),
+    "prod": along(lambda x, d: x.sign().prod(d)),
+    "amin": along(lambda x, d: x.amin(d, keepdim=True)),
+    "argmin": along(lambda x, d: x.argmin(d)),
+    "any": along(lambda x, d: x.any(d)),
+    "all": unary(torch.all),
+    "pad": lambda t, a, b, c: torch.nn.functional.pad(pick(t, a), (b % 3 - 1, c % 3)),
+    "roll": along(lambda x, d: x.roll(1, d)),
+    "tril": lambda t, a, b, c: pick(t, a).tril(b % 3 - 1),
+    "repeat": unary(lambda x: x.repeat(2, *[1] * (x.dim() - 1))),
+    "rows at": rows_at,
+    "gather": gathered,
+    "scatter add": scattered,
     "neg": unary(lambda x: -x),
     "relu": unary(torch.relu),
     "sin": unary(torch.sin),
@@ -115,7 +164,9 @@ STEPS: dict[str, Step] = {
 }
 
 shapes = st.sampled_from([(), (1,), (5,), (0, 3), (3, 4), (4, 4), (4, 1), (2, 3, 4), (1, 3, 1)])
-dtypes = st.sampled_from([torch.float32, torch.float32, torch.float64, torch.int64, torch.float16, torch.bool])
+dtypes = st.sampled_from(
+    [torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.float16, torch.bfloat16, torch.bool]
+)
 steps = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
 
 
@@ -173,7 +224,7 @@ def check(arguments, program, device):
 
     torch._dynamo.reset()
     compiled = kagent_core.compile(function, device=device, logs="error")
-    with torch.no_grad():
+    with torch.no_grad(), generated_everywhere():
         for _ in range(2):
             mine, theirs = copy_arguments(arguments), copy_arguments(arguments)
             want, got = function(*theirs), compiled(*mine)

@@ -26,6 +26,8 @@ from .models import (
     recorded_plans,
 )
 
+pytestmark = pytest.mark.usefixtures("generated_twice")
+
 STEPS = 5
 
 

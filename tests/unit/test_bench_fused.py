@@ -100,12 +100,16 @@ def test_twelve_ops_are_twelve() -> None:
 # -- memory
 
 
+def memory_of(call: Callable[[], object]) -> CallMemory:
+    return measure_memory({"it": call})["it"]
+
+
 def test_memory_is_what_lives_at_the_same_time() -> None:
     x = torch.ones(1000)
-    memory = measure_memory(lambda: torch.exp(x) + torch.exp(x))
+    memory = memory_of(lambda: torch.exp(x) + torch.exp(x))
     assert memory == CallMemory(kept_nbytes=0, peak_nbytes=3 * 4000)
-    assert measure_memory(lambda: x.exp().sin().cos()).peak_nbytes == 2 * 4000
-    assert measure_memory(lambda: x.view(10, 100)) == CallMemory(0, 0)
+    assert memory_of(lambda: x.exp().sin().cos()).peak_nbytes == 2 * 4000
+    assert memory_of(lambda: x.view(10, 100)) == CallMemory(0, 0)
 
 
 def test_what_is_kept_between_calls_counts() -> None:
@@ -116,7 +120,7 @@ def test_what_is_kept_between_calls_counts() -> None:
             arena.append(torch.empty(500))
         return x + 1
 
-    memory = measure_memory(call)
+    memory = memory_of(call)
     assert memory.kept_nbytes == 2000
     assert 4000 <= memory.peak_nbytes < 4100  # the number 1 becomes a tensor
     assert memory.nbytes == memory.kept_nbytes + memory.peak_nbytes
@@ -126,10 +130,10 @@ def test_the_arena_of_a_plan_is_seen() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cumsum(torch.cumsum(x, 0), 0)
 
-    options = {"device": "cpu", "generated_kernels": "off"}
+    options: dict[str, Any] = {"device": "cpu", "generated_kernels": "off"}
     compiled, x = torch.compile(function, backend="kagent", options=options), torch.ones(1 << 14)
     with torch.no_grad():
-        memory = measure_memory(lambda: compiled(x))
+        memory = memory_of(lambda: compiled(x))
     assert memory.kept_nbytes == memory.peak_nbytes == x.nbytes
 
 

@@ -18,11 +18,17 @@ from kagent_core.codegen.expressions import Expressions, Load, walk
 from kagent_core.codegen.indices import Axis, Computed, Index, Quotient, flatten, offset_of, refine, unflatten
 from kagent_core.codegen.primitives import PRIMITIVES
 from kagent_core.codegen.writer import RESERVED, Parameters, Statements
+from kagent_core.specs import DType, TensorSpec
 
-from .builders import tensor
+from .builders import tensor as build_tensor
 
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES += (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def tensor(buffer: int, *shape: int, dtype: str = "float32") -> TensorSpec:
+    """A contiguous tensor of a type by name."""
+    return build_tensor(buffer, *shape, dtype=DType(dtype, getattr(torch, dtype).itemsize))
 
 
 @pytest.mark.parametrize("module", [indices, table, dtypes, elements, lowering], ids=lambda module: module.__name__)
@@ -34,7 +40,8 @@ def test_examples(module):
 
 
 AXES = (Axis("i", 4), Axis("j", 6), Axis("k", 1), Axis("l", 5, reduced=True))
-EVERYWHERE = [dict(zip(AXES, place, strict=True)) for place in itertools.product(*(range(axis.extent) for axis in AXES))]
+PLACES = itertools.product(*(range(axis.extent) for axis in AXES))
+EVERYWHERE = [dict(zip(AXES, place, strict=True)) for place in PLACES]
 
 
 def value_of(index: Index, at: dict[Axis, int]) -> int:
@@ -71,7 +78,8 @@ never_negative = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(never_negative, never_negative, st.integers(1, 15), st.integers(-9, 9))
 def test_index_arithmetic_is_integer_arithmetic(one, other, divisor, factor):
-    quotient, remainder, total, difference, product = one // divisor, one % divisor, one + other, one - other, one * factor
+    quotient, remainder = one // divisor, one % divisor
+    total, difference, product = one + other, one - other, one * factor
     low, high = one.bounds
     for at in EVERYWHERE:
         a, b = value_of(one, at), value_of(other, at)
@@ -94,7 +102,7 @@ def test_substitution_puts_an_index_in_an_axis_place(index, replacement):
 @pytest.mark.parametrize("operation", [lambda index: index // 4, lambda index: index % 4])
 def test_what_may_be_negative_is_not_divided(operation):
     with pytest.raises(ValueError, match="can be negative"):
-        operation(Index.of(AXES[0]) - 3)
+        operation(Index.of(AXES[0]) * -1)
 
 
 shapes = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
@@ -108,11 +116,9 @@ def factorizations(numel: int) -> st.SearchStrategy[tuple[int, ...]]:
     def shape(draw):
         left, sizes = numel, []
         while left > 1:
-            size = draw(st.sampled_from([d for d in divisors if left % d == 0]))
+            least = 1 if len(sizes) < 5 else 2
+            size = draw(st.sampled_from([d for d in divisors if left % d == 0 and d >= least]))
             sizes.append(size)
-            if size == 1 and len(sizes) > 5:
-                size = left
-                sizes[-1] = left
             left //= size
         return tuple(sizes)
 
@@ -269,7 +275,6 @@ def test_under_a_condition_loads_and_divisions_depend_on_it():
 
 
 def test_every_primitive_has_a_spelling():
-    floats_alone = {"div", "fma", "floor", "ceil", "trunc", "rint", "copysign", "isnan", "isinf", "nextafter", "sqrt"}
     integers_alone = {"trunc_div", "floor_div", "rem", "and", "or", "xor", "not", "shl", "shr", "ipow"}
     language = CFamily()
     for primitive in PRIMITIVES.values():
@@ -281,13 +286,14 @@ def test_every_primitive_has_a_spelling():
         text = language.primitive(e.op(primitive.name, *args), [f"a{n}" for n in range(len(args))])
         assert all(f"a{n}" in text for n in range(primitive.arity)), primitive.name
         assert text.count("(") == text.count(")")
-    assert floats_alone | integers_alone <= set(PRIMITIVES)
+    assert integers_alone <= set(PRIMITIVES)
 
 
 def test_values_are_not_called_as_functions_are():
     statements = Statements(CFamily(), Parameters(CFamily(), (), ()), {})
     names = [statements.fresh_name(base) for base in ("exp", "exp", "_softmax", "__and__", "_", "log", "add", "add")]
-    assert names[2] == "softmax" and names[-2:] == ["add", "add_1"]
+    assert names[2] == "softmax"
+    assert names[-2:] == ["add", "add_1"]
     assert len(set(names)) == len(names)
     assert not RESERVED.intersection(names)
     assert all(not name.startswith("_") for name in names)

@@ -1,22 +1,23 @@
 """Parametrised kernels for operators that are no single loop nest over expressions."""
 
-from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
-from kagent_core.codegen.generic.table import GenericKernels, GenericTable
-from kagent_core.codegen.generic import products
-from kagent_core.codegen.generic import convolution
-from kagent_core.codegen.generic import attention
 from kagent_core.codegen.generic import (
+    attention,
     avg_pooling,
+    convolution,
     cumulative,
     distances,
+    flat_scatter,
     index_put,
     max_pooling,
+    products,
     resampling,
     scatter,
     selecting,
     sorting,
 )
+from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
+from kagent_core.codegen.generic.core import GENERIC
+from kagent_core.codegen.generic.table import GenericKernels, GenericTable
 
 __all__ = [
     "GENERIC",
@@ -29,6 +30,7 @@ __all__ = [
     "convolution",
     "cumulative",
     "distances",
+    "flat_scatter",
     "index_put",
     "max_pooling",
     "products",

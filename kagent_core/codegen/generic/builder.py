@@ -157,7 +157,7 @@ class KernelBuilder:
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
         """Write a block: a loop or a condition, given without its brace."""
-        self.text.open(f"{head} {{")
+        self.text.open(f"{head} {{".lstrip())
         yield
         self.text.close()
 
@@ -206,10 +206,11 @@ class KernelBuilder:
         steps
             Roughly what one step costs, in additions.
         """
+        steps = 1 << max(steps, 1).bit_length() - 1  # so that kernels of like shapes have the same text
         extents = 1
         for _, extent in axes:
             extents *= extent
-        self._items = extents
+        self._items = max(self._items, extents)
         opened = self.language.open_items(self.text, [(name, self.size(n), n) for name, n in axes], steps)
         yield
         self.text.close(opened)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from kagent_core.codegen.dtypes import HALVES
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.depthwise import write_depthwise
+from kagent_core.codegen.generic.depthwise import Store, write_depthwise
 from kagent_core.codegen.generic.geometry import Window, is_channels_last
 from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.generic.tiled import Coordinates, Operand, Places, Product, write_product
@@ -17,7 +18,7 @@ from kagent_core.specs import OpCall, TensorSpec
 
 
 def _refusal(call: OpCall) -> str | None:
-    dtype, rank = call.outputs[0].dtype.name, len(call.inputs[0].shape)
+    dtype, rank = call.inputs[0].dtype.name, len(call.inputs[0].shape)
     if any(spec.dtype.name != dtype for spec in (*call.inputs, *call.outputs)):
         return f"{call.name} has tensors of several types"
     if dtype == "bool":
@@ -94,71 +95,114 @@ def _over_windows(
     bias: TensorSpec | None,
     number: int = 0,
 ) -> None:
-    """Write, for each place of `out`, the sum over channels and taps of `source` times `weight`.
+    """Write, for each place of `out`, the sum over channels and taps of `source` times `weight`."""
 
-    A weight's first dimension belongs to the channels of what its convolution makes; where places are followed
-    backwards, those are the channels of `source`.
-    """
-    groups, taps = window.groups, weight.spec.shape[2:]
-    made, read = out.shape[1] // groups, source.spec.shape[1] // groups
-    last = is_channels_last(source.spec)
-    pixels, channels = Space((out.shape[0], *window.of_phase(out.shape[2:]))), Space((made,))
-    depth = _window_space(window.of_phase(taps), read, last)
-    batch = [("g", groups), *((f"r{n}", phases) for n, phases in enumerate(window.phases) if phases > 1)]
-
-    def split(at: Coordinates) -> tuple[str, Coordinates]:
-        return (at[-1], at[:-1]) if last else (at[0], at[1:])
-
-    def patch(pixel: Coordinates, at: Coordinates) -> str:
-        channel, tap = split(at)
-        return _patch(k, source, window, pixel, _channel("g", read, channel, k), tap)
-
-    def factor(line: Coordinates, at: Coordinates) -> str:
-        channel, tap = split(at)
-        tap = [window.tap_of_phase(k, n, step) for n, step in enumerate(tap)]
-        there = _there(window, tap)
-        value = weight.at(*_weight_index(k, window, made, read, line[0], channel), *tap)
-        return f"({there} ? {value} : 0)" if there else value
-
-    def step(at: Coordinates) -> str:
-        channel, tap = split(at)
-        tap = [window.tap_of_phase(k, n, step) for n, step in enumerate(tap)]
-        there = _there(window, tap)
-        place = weight.offset(*_weight_index(k, window, made, read, "0", channel), *tap)
-        return f"({there} ? {place} : -1)" if there else place
-
-    def placed(line: str, place: str) -> str:
-        shift = weight.offset(*(("0", line) if window.inverted else (line, "0")), *("0" for _ in taps))
-        value = weight.flat(f"{shift} + {place}")
-        return f"({place} < 0 ? 0 : {value})" if any(phases > 1 for phases in window.phases) else value
-
-    def store(pixel: Coordinates, channel: str, value: str) -> None:
+    def store(place: Coordinates, channel: str, value: str) -> None:
         if bias is not None:
             value = f"({k.compute_type(source.dtype)})({value} + {k.read(bias).at(channel)})"
-        k.store([pixel[0], channel, *pixel[1:]], value, number)
+        k.store([place[0], channel, *place[1:]], value, number)
 
-    def store_line(pixel: Coordinates, line: Coordinates, value: str) -> None:
-        places = [window.whole_place(n, at) for n, at in enumerate(pixel[1:])]
-        past = [f"{at} < {k.size(out.shape[2 + n])}" for n, at in enumerate(places) if window.phases[n] > 1]
-        with k.block(f"if ({' && '.join(past)})") if past else nullcontext():
-            store([pixel[0], *places], _channel("g", made, line[0], k), value)
-
-    if read == 1 and groups > 1:
+    made, read = out.shape[1] // window.groups, source.spec.shape[1] // window.groups
+    if read == 1 and window.groups > 1:
         write_depthwise(k, out, source, weight, window, store)
         return
-
-    patches = Operand(pixels, depth, patch, along_depth=last)
-    along = last and _weight_along_depth(weight.spec, window)
-    factors = Operand(channels, depth, factor, along, Places(placed, step))
+    sweep = _Sweep(k, out, source, weight, window, made, read)
+    patches, factors = sweep.patches(), sweep.factors()
     if is_channels_last(out):
-        product = Product(source.dtype, batch, patches, factors, store_line)
+        product = Product(source.dtype, sweep.batch, patches, factors, sweep.storing(store))
     else:
-        if not window.inverted and not last and weight.spec.is_contiguous and source.dtype not in HALVES:
+        if not window.inverted and not sweep.last and weight.spec.is_contiguous and source.dtype not in HALVES:
             factors = _rows_in_place(k, weight, made)
+        by_place = sweep.storing(store)
         product = Product(
-            source.dtype, batch, factors, patches, lambda line, pixel, value: store_line(pixel, line, value)
+            source.dtype, sweep.batch, factors, patches, lambda line, place, value: by_place(place, line, value)
         )
     write_product(k, product)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """A window that goes over `source`, for each phase and group: what the product of patches and weights needs.
+
+    A weight's first dimension belongs to the channels of what its convolution makes; where places are followed
+    backwards, those are the channels of `source`. `made` and `read` are channels of a group.
+    """
+
+    k: KernelBuilder
+    out: TensorSpec
+    source: Tensor
+    weight: Tensor
+    window: Window
+    made: int
+    read: int
+
+    @property
+    def last(self) -> bool:
+        """Whether channels are the innermost part of the depth."""
+        return is_channels_last(self.source.spec)
+
+    @property
+    def batch(self) -> list[tuple[str, int]]:
+        """The groups and phases."""
+        phases = [(f"r{n}", phases) for n, phases in enumerate(self.window.phases) if phases > 1]
+        return [("g", self.window.groups), *phases]
+
+    @property
+    def depth(self) -> Space:
+        """The channels and taps."""
+        return _window_space(self.window.of_phase(self.window.size), self.read, self.last)
+
+    def patches(self) -> Operand:
+        """Return what the window sees at each place."""
+        k = self.k
+
+        def value(place: Coordinates, at: Coordinates) -> str:
+            channel, tap = _split(at, self.last)
+            return _patch(k, self.source, self.window, place, _channel("g", self.read, channel, k), tap)
+
+        places = Space((self.out.shape[0], *self.window.of_phase(self.out.shape[2:])))
+        return Operand(places, self.depth, value, along_depth=self.last)
+
+    def factors(self) -> Operand:
+        """Return the weights of each channel that is made; 0 for taps of a phase that are past the window."""
+        phased = any(phases > 1 for phases in self.window.phases)
+
+        def value(line: Coordinates, at: Coordinates) -> str:
+            index, there = self._weight_index(line[0], at)
+            return f"({there} ? {self.weight.at(*index)} : 0)" if there else self.weight.at(*index)
+
+        def step(at: Coordinates) -> str:
+            index, there = self._weight_index("0", at)
+            return f"({there} ? {self.weight.offset(*index)} : -1)" if there else self.weight.offset(*index)
+
+        def placed(line: str, place: str) -> str:
+            pair = ("0", line) if self.window.inverted else (line, "0")
+            found = self.weight.flat(f"{self.weight.offset(*pair, *('0' for _ in self.window.size))} + {place}")
+            return f"({place} < 0 ? 0 : {found})" if phased else found
+
+        along = self.last and _weight_along_depth(self.weight.spec, self.window)
+        return Operand(Space((self.made,)), self.depth, value, along, Places(placed, step))
+
+    def storing(self, store: Store) -> Callable[[Coordinates, Coordinates, str], None]:
+        """Return what stores an element, given the coordinates of its place and its channel in the group."""
+        k, window = self.k, self.window
+
+        def store_line(place: Coordinates, line: Coordinates, value: str) -> None:
+            at = [window.whole_place(n, step) for n, step in enumerate(place[1:])]
+            past = [f"{step} < {k.size(self.out.shape[2 + n])}" for n, step in enumerate(at) if window.phases[n] > 1]
+            with k.block(f"if ({' && '.join(past)})") if past else nullcontext():
+                store([place[0], *at], _channel("g", self.made, line[0], k), value)
+
+        return store_line
+
+    def _weight_index(self, line: str, at: Coordinates) -> tuple[list[str], str]:
+        """Return an index into the weight, and when it is inside; ``""`` for always."""
+        channel, steps = _split(at, self.last)
+        taps = [self.window.tap_of_phase(self.k, n, step) for n, step in enumerate(steps)]
+        there = " & ".join(f"({t} < {self.window.size[n]})" for n, t in enumerate(taps) if self.window.phases[n] > 1)
+        if self.window.inverted:
+            return [_channel("g", self.read, channel, self.k), line, *taps], there
+        return [_channel("g", self.made, line, self.k), channel, *taps], there
 
 
 def _rows_in_place(k: KernelBuilder, weight: Tensor, made: int) -> Operand:
@@ -172,18 +216,6 @@ def _rows_in_place(k: KernelBuilder, weight: Tensor, made: int) -> Operand:
     return Operand(lines, along, lambda line, depth: value(line[0], depth[0]), True, Places(value))
 
 
-def _there(window: Window, tap: Sequence[str]) -> str:
-    """Return when the taps of a phase are not past the window; ``""`` for always."""
-    return " & ".join(f"({at} < {window.size[n]})" for n, at in enumerate(tap) if window.phases[n] > 1)
-
-
-def _weight_index(k: KernelBuilder, window: Window, made: int, read: int, line: str, channel: str) -> tuple[str, str]:
-    """Return the first two indices into a weight, for channels of group ``g`` of what is made and read."""
-    if window.inverted:
-        return _channel("g", read, channel, k), line
-    return _channel("g", made, line, k), channel
-
-
 def _over_places(k: KernelBuilder, still: Tensor, moving: Tensor, window: Window) -> None:
     """Write the gradient of a weight: for each tap, the sum over places of `still` times what it met of `moving`."""
     out = k.result(1).spec
@@ -192,18 +224,15 @@ def _over_places(k: KernelBuilder, still: Tensor, moving: Tensor, window: Window
     last = is_channels_last(moving.spec)
     taps = _window_space(out.shape[2:], read, last)
 
-    def split(at: Coordinates) -> tuple[str, Coordinates]:
-        return (at[-1], at[:-1]) if last else (at[0], at[1:])
-
     def value(line: Coordinates, place: Coordinates) -> str:
         return still.at(place[0], _channel("g", made, line[0], k), *place[1:])
 
     def patch(line: Coordinates, place: Coordinates) -> str:
-        channel, tap = split(line)
+        channel, tap = _split(line, last)
         return _patch(k, moving, window, place, _channel("g", read, channel, k), tap)
 
     def store(line: Coordinates, at: Coordinates, value: str) -> None:
-        channel, tap = split(at)
+        channel, tap = _split(at, last)
         k.store([_channel("g", made, line[0], k), channel, *tap], value, 1)
 
     rows = Operand(Space((made,)), places, value, along_depth=not is_channels_last(still.spec))
@@ -242,6 +271,11 @@ def _window_space(taps: tuple[int, ...], channels: int, last: bool) -> Space:
     if last:
         return Space((*taps, channels), range(len(taps)))
     return Space((channels, *taps), range(1, len(taps) + 1))
+
+
+def _split(at: Coordinates, last: bool) -> tuple[str, Coordinates]:
+    """Return the channel and the tap at a place of a window."""
+    return (at[-1], at[:-1]) if last else (at[0], at[1:])
 
 
 def _channel(group: str, size: int, channel: str, k: KernelBuilder) -> str:

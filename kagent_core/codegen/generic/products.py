@@ -54,6 +54,28 @@ def baddbmm(
     _product(k, ["b"], a, b, _added(k, self, beta, alpha))
 
 
+@GENERIC.kernel("aten::addbmm", epilogue=True, accepts=_refusal)
+def addbmm(
+    k: KernelBuilder, self: TensorSpec, batch1: TensorSpec, batch2: TensorSpec, beta: Number, alpha: Number
+) -> None:
+    """Write ``beta * self`` and `alpha` times the sum of many products of matrices: one product, of the whole depth."""
+    a, b = k.read(batch1), k.read(batch2)
+    depth, store = Space((batch1.shape[0], batch1.shape[2])), _added(k, self, beta, alpha)
+    rows = Operand(
+        Space((batch1.shape[1],)),
+        depth,
+        lambda line, at: a.at(at[0], line[0], at[1]),
+        along_depth=batch1.strides[2] <= batch1.strides[1],
+    )
+    columns = Operand(
+        Space((batch2.shape[2],)),
+        depth,
+        lambda line, at: b.at(*at, *line),
+        along_depth=batch2.strides[1] < batch2.strides[2],
+    )
+    write_product(k, Product(a.dtype, [], rows, columns, lambda row, column, value: store([*row, *column], value)))
+
+
 @GENERIC.kernel("aten::mv", epilogue=True, accepts=_refusal)
 def mv(k: KernelBuilder, self: TensorSpec, vec: TensorSpec) -> None:
     """Write the product of a matrix and a vector."""
@@ -145,7 +167,7 @@ def _sum_of_products(
             k.add(f"sums[e] = {k.language.multiply_add(one('p_next + e'), other('p_next + e'), 'sums[e]', dtype)};")
         with k.loop("e", "p_end - p_next", simd=True):
             k.add(f"sums[e] = {k.language.multiply_add(one('p_next + e'), other('p_next + e'), 'sums[e]', dtype)};")
-        with k.loop("e", lanes):
+        with k.loop("e", lanes, reduction="+:total"):
             k.add("total += sums[e];")
     k.add(f"const {kind} result = ({kind})total;")
     return "result"

@@ -6,7 +6,6 @@ interval in each dimension, which a binary search finds whatever the rounding of
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +23,8 @@ class Resampled:
     ----------
     size, made
         Sizes of the input and of the output.
-    scale
-        Input positions per output position.
+    given
+        Output positions per input position, where the caller says so; else the sizes tell.
     mode
         ``nearest``, ``exact`` (nearest to the centre), ``linear`` or ``corners`` (linear, with the corners aligned).
     dtype
@@ -34,7 +33,7 @@ class Resampled:
 
     size: int
     made: int
-    scale: float
+    given: float | None
     mode: str
     dtype: str
 
@@ -44,13 +43,22 @@ class Resampled:
             return o
         if self.mode == "nearest" and self.made == 2 * self.size:
             return f"{o} / 2"
-        kind, scale, half = k.compute_type(self.dtype), k.number(self.scale, self.dtype), k.number(0.5, self.dtype)
+        kind, scale, half = k.compute_type(self.dtype), self._scale(k), k.number(0.5, self.dtype)
         if self.mode in ("nearest", "corners"):
             return f"({kind}){o} * {scale}"
         if self.mode == "exact":
             return f"(({kind}){o} + {half}) * {scale}"
         centre = f"{scale} * (({kind}){o} + {half}) - {half}"
         return f"({centre} < 0 ? 0 : {centre})"
+
+    def _scale(self, k: KernelBuilder) -> str:
+        """Return how many input positions an output position is, rounded as ATen rounds it."""
+        kind = k.compute_type(self.dtype)
+        if self.mode == "corners":
+            return f"(({kind}){k.size(self.size - 1)} / {k.size(self.made - 1)})" if self.made > 1 else "0"
+        if self.given is not None and self.given > 0:
+            return k.number(1.0 / self.given, self.dtype)
+        return f"(({kind}){k.size(self.size)} / {k.size(self.made)})"
 
     def source(self, k: KernelBuilder, o: str) -> str:
         """Return the input element that an output element is made of, the first one of two."""
@@ -85,24 +93,13 @@ class Resampled:
         )
 
 
-def _scale(size: int, made: int, mode: str, dtype: str, given: float | None) -> float:
-    """Return ATen's ratio of input to output positions, rounded as ATen rounds it."""
-    if mode == "corners":
-        return _rounded((size - 1) / (made - 1), dtype) if made > 1 else 0.0
-    return _rounded(1.0 / given, dtype) if given is not None and given > 0 else _rounded(size / made, dtype)
-
-
-def _rounded(value: float, dtype: str) -> float:
-    return value if dtype == "float64" else float(struct.unpack("f", struct.pack("f", value))[0])
-
-
 def _upsample_backward(k: KernelBuilder, grad_output: TensorSpec, mode: str, scales: Sequence[float | None]) -> None:
     grad, made = k.read(grad_output), k.call.outputs[0]
     lead, places, outs = names("b", 2), names("p", len(scales)), names("o", len(scales))
     # positions of nearest elements are float32 whatever the element type is
     dtype = "float64" if grad.dtype == "float64" and mode in ("linear", "corners") else "float32"
     dims = [
-        Resampled(size, out, _scale(size, out, mode, dtype, scale), mode, dtype)
+        Resampled(size, out, scale, mode, dtype)
         for size, out, scale in zip(made.shape[2:], grad_output.shape[2:], scales, strict=True)
     ]
     steps = max(grad_output.numel // max(made.numel, 1), 1) * 16

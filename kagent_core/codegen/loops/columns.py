@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.loops.form import by_stride
 from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator, chunked
-from kagent_core.codegen.loops.rows import Reducing
+from kagent_core.codegen.loops.rows import Reducing, parts_of
 from kagent_core.codegen.writer import loads_of
 
 COLUMNS = 128
@@ -56,7 +57,14 @@ class Columns(Reducing):
         lane, size = self.lane, self.size(self.lane)
         rest = [axis for axis in self.nest.outer if axis is not lane]
         outer = by_stride(rest, [load.offset for load in self.loads])
-        opened = self.open_parallel(outer, self.row_steps() * lane.extent, [(lane, self._width)])
+        blocks = -(-lane.extent // self._width) * math.prod(axis.extent for axis in outer)
+        self._shared = self.shared_axis(blocks, self._width)
+        if self._shared is None:
+            opened = self.open_parallel(outer, self.row_steps() * lane.extent, [(lane, self._width)])
+        else:
+            opened = len(outer) + 1
+            for head in (*map(self.head, outer), self.block_head(lane, self._width)):
+                self.text.open(head)
         end = f"{lane.name}_0 + {self._width}"
         self.text.add(f"const i64 {lane.name}_end = {end} < {size} ? {end} : {size};")
         for axes, nodes in self.passes:
@@ -82,11 +90,16 @@ class Columns(Reducing):
         if axes:
             self._hoist([node.args[0] for node in nodes])
         running = self.accumulators(nodes, cut)
-        for each in running:
-            self._declare(each)
+        shared = self._shared if self._shared in axes else None
+        if shared is not None:
+            size = f"[{parts_of(shared)}][{self._width}]"
+            self.text.add(*(f"{each.running_type} {each.name}_of{size};" for each in running))
         known = set(self.statements.names)
         lines = self.statements.place([node.args[0] for node in nodes], [*({axis} for axis in axes), {self.lane}])
         self.text.add(*lines[0])
+        if shared is not None:
+            self.open_parts(shared, parts_of(shared))
+        self._declare(running)
         self.open_pass(axes, cut, running, lines, vectors=False)
         self.open_lanes(self._lanes, lines[-1])
         for each in running:
@@ -94,15 +107,32 @@ class Columns(Reducing):
         self.text.close()
         self.close_pass(axes, cut, running)
         self.forget_inside(known, {*all_axes, self.lane})
+        if shared is not None:
+            for each in running:
+                self._at_every_lane(f"{each.name}_of[part][lane] = {each.found('[lane]')};")
+            self.close_parts(shared)
+            self._combine(running, parts_of(shared))
         self._finish(running)
 
-    def _declare(self, each: Accumulator) -> None:
-        self.text.add(f"{each.running_type} {each.name}[{self._width}];")
-        first = f"{each.name}[lane] = {each.first};"
-        if each.tracks_nan:
-            self.text.add(f"i32 {each.name}_nan[{self._width}];")
-            first += f" {each.name}_nan[lane] = 0;"
-        self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {first} }}")
+    def _declare(self, running: Sequence[Accumulator]) -> None:
+        for each in running:
+            self.text.add(f"{each.running_type} {each.name}[{self._width}];")
+            first = [f"{each.name}[lane] = {each.first};"]
+            if each.tracks_nan:
+                self.text.add(f"i32 {each.name}_nan[{self._width}];")
+                first.append(f"{each.name}_nan[lane] = 0;")
+            self._at_every_lane(*first)
+
+    def _combine(self, running: Sequence[Accumulator], parts: int) -> None:
+        """Reduce what threads have found in their parts, in order."""
+        self._declare(running)
+        self.text.open(f"for (i64 part = 0; part < {parts}; part++) {{")
+        for each in running:
+            self._at_every_lane(*each.combine(f"{each.name}_of[part][lane]", "[lane]"))
+        self.text.close()
+
+    def _at_every_lane(self, *statements: str) -> None:
+        self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {' '.join(statements)} }}")
 
     def declare_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
         """Declare what chunks are summed up in."""
@@ -111,15 +141,13 @@ class Columns(Reducing):
     def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
         """Add the sums of chunks to the sums."""
         for each in in_chunks:
-            added = f"{each.name}[lane] += {each.taking}[lane];"
-            self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {added} }}")
+            self._at_every_lane(f"{each.name}[lane] += {each.taking}[lane];")
 
     def _finish(self, running: Sequence[Accumulator]) -> None:
         for each in running:
             name = self.result_name(each.node)
             self.text.add(f"{each.type} {name}[{self._width}];")
-            result = each.result("[lane]")
-            self.text.add(f"for (i64 lane = 0; lane < {self._width}; lane++) {{ {name}[lane] = {result}; }}")
+            self._at_every_lane(f"{name}[lane] = {each.result('[lane]')};")
             self.statements.name(each.node, f"{name}{self._place}")
 
     def _hoist(self, values: Sequence[Expr]) -> None:
@@ -154,10 +182,15 @@ class Columns(Reducing):
         known = set(self.statements.names)
         lines = self.statements.place([store.value for store in stores], [*({axis} for axis in axes), {self.lane}])
         self.text.add(*lines[0])
+        shared = self._shared if self._shared in axes else None
+        if shared is not None:
+            self.open_parts(shared, parts_of(shared))
         for number, axis in enumerate(axes, 1):
             self.text.open(self.head(axis))
             self.text.add(*lines[number])
         self.open_lanes(self._lanes, lines[-1])
         self.store_all(stores)
         self.text.close(1 + len(axes))
+        if shared is not None:
+            self.close_parts(shared)
         self.forget_inside(known, {*axes, self.lane})

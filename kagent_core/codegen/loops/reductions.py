@@ -70,9 +70,9 @@ class Accumulator:
         """Return statements that take one more value, given as a variable or number."""
         return self._update(self.taking, value, lane)
 
-    def combine(self, found: str) -> list[str]:
+    def combine(self, found: str, lane: str = "") -> list[str]:
         """Return statements that take what was found in a part, given as a variable."""
-        return self._update(self.name, found, "")
+        return self._update(self.name, found, lane)
 
     def _update(self, name: str, value: str, lane: str) -> list[str]:
         place = f"{name}{lane}"

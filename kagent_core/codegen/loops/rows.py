@@ -43,6 +43,21 @@ class Reducing(Form):
         steps = sum(math.prod(axis.extent for axis in axes) for axes, _ in self.passes)
         return steps + (math.prod(axis.extent for axis in self.nest.inner) if self.full_stores else 0)
 
+    def shared_axis(self, rows: int, lanes: int) -> Axis | None:
+        """Return the axis of few, long rows of which each thread takes a part; None where threads take rows.
+
+        Parameters
+        ----------
+        rows
+            Rows, or blocks of columns.
+        lanes
+            Elements that one step of the inner loops takes.
+        """
+        inner = self.nest.inner
+        if rows >= FEW_ROWS or lanes * math.prod(axis.extent for axis in inner) < 2 * GRAIN:
+            return None
+        return max(inner, key=lambda axis: axis.extent)
+
     def inner_order(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         """Return loop variables in the order in which the loads walk memory."""
         return by_stride([axis for axis in axes if axis.extent > 1], [load.offset for load in self.loads])
@@ -138,7 +153,7 @@ class Rows(Reducing):
     def write(self) -> None:
         """Write the function's body."""
         outer = by_stride(self.nest.outer, [load.offset for load in self.loads])
-        self._shared = self._shared_axis(outer)
+        self._shared = self.shared_axis(math.prod(axis.extent for axis in outer), 1)
         if self._shared is None:
             opened = self.open_parallel(outer, self.row_steps())
         else:
@@ -156,14 +171,6 @@ class Rows(Reducing):
             self._write_full_stores(self.full_stores)
         self.text.close(opened)
 
-    def _shared_axis(self, outer: Sequence[Axis]) -> Axis | None:
-        """Return the axis of few, long rows of which each thread takes a part; None where threads take rows."""
-        inner = self.nest.inner
-        few = math.prod(axis.extent for axis in outer) < FEW_ROWS
-        if not few or math.prod(axis.extent for axis in inner) < 2 * GRAIN:
-            return None
-        return max(inner, key=lambda axis: axis.extent)
-
     def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
         axes = self.inner_order(all_axes)
         cut = chunked(axes, ROW_CHUNK)
@@ -175,8 +182,8 @@ class Rows(Reducing):
         running = self.accumulators(nodes, cut)
         shared = self._shared if self._shared in axes else None
         if shared is not None:
-            self.text.add(*(f"{each.running_type} {each.name}_of[{_parts(shared)}];" for each in running))
-            self.open_parts(shared, _parts(shared))
+            self.text.add(*(f"{each.running_type} {each.name}_of[{parts_of(shared)}];" for each in running))
+            self.open_parts(shared, parts_of(shared))
         self._declare(running)
         self.open_pass(axes, cut, running, lines, vectors=True)
         for value in to_keep:
@@ -188,7 +195,7 @@ class Rows(Reducing):
         if shared is not None:
             self.text.add(*(f"{each.name}_of[part] = {each.found()};" for each in running))
             self.close_parts(shared)
-            self._combine(running, _parts(shared))
+            self._combine(running, parts_of(shared))
         self._filled.update(node.number for node in to_keep)
         for each in running:
             name = self.result_name(each.node)
@@ -225,7 +232,7 @@ class Rows(Reducing):
         self.text.add(*lines[0])
         shared = self._shared if self._shared in axes else None
         if shared is not None:
-            self.open_parts(shared, _parts(shared))
+            self.open_parts(shared, parts_of(shared))
         for number, axis in enumerate(axes[:-1], 1):
             self.text.open(self.head(axis))
             self.text.add(*lines[number])
@@ -284,7 +291,8 @@ class Rows(Reducing):
         return f"{self._kept[node.number][0]}[{self.parameters.index(position, self.statements.value)}]"
 
 
-def _parts(axis: Axis) -> int:
+def parts_of(axis: Axis) -> int:
+    """Return how many parts an axis is cut into that threads share."""
     return min(PARTS, axis.extent)
 
 

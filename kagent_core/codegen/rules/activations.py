@@ -49,9 +49,7 @@ def leaky_relu(self: Element, negative_slope: Element) -> Element:
 
 
 @pointwise("aten::leaky_relu_backward", unrounded=("negative_slope",))
-def leaky_relu_backward(
-    grad_output: Element, self: Element, negative_slope: Element, self_is_result: bool
-) -> Element:
+def leaky_relu_backward(grad_output: Element, self: Element, negative_slope: Element, self_is_result: bool) -> Element:
     return (self > 0).where(grad_output, grad_output * negative_slope)
 
 

@@ -140,24 +140,6 @@ def layer_norm(
     return out, moments.mean, lambda index: moments.scale(index, eps)
 
 
-@rows_rule("aten::_fused_rms_norm")
-def rms_norm(
-    k: Lowering, input: Operand, normalized_shape: Sequence[int], weight: Operand | None, eps: float | None
-) -> tuple[At, At]:
-    first = len(input.shape) - len(normalized_shape)
-    rows = k.reduced(input.shape, range(first, len(input.shape)))
-    least = torch.finfo(torch.float64 if input.dtype == "float64" else torch.float32).eps if eps is None else eps
-
-    def scale(index: Indices) -> Element:
-        squares = total(rows, index, lambda full: input.at(full).compute() * input.at(full).compute())
-        return 1 / (squares / rows.count + least).op("sqrt")
-
-    def out(index: Indices) -> Element:
-        return _scaled(input.at(index).compute() * scale(index), _at(weight, index[first:]), None)
-
-    return out, scale
-
-
 @rows_rule("aten::native_group_norm")
 def group_norm(
     k: Lowering,

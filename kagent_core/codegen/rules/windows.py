@@ -13,7 +13,7 @@ from kagent_core.codegen.dtypes import FLOATS, INTEGERS, NBITS, UNSIGNED, comput
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index, flatten
 from kagent_core.codegen.lowering import Lowering, full_arguments
-from kagent_core.codegen.rules.places import At, all_of, between, gathering, known, padded
+from kagent_core.codegen.rules.places import At, all_of, between, clamped, gathering, known, padded
 from kagent_core.specs import OpCall
 
 LARGEST_WINDOW = 32
@@ -59,6 +59,13 @@ class Window:
                 inside = between(k, self.count, number + 1, self.length + 1)
             yield place, inside
 
+    def repeated(self) -> Window:
+        """Return a window with places that count instead of those that do not: fit for what does not mind repetitions.
+
+        Vectors read from any place faster than under a condition.
+        """
+        return _Repeated(self.start, self.length, self.step, self.size, self.count)
+
     def first(self, k: Lowering) -> Element:
         """Return the first place that counts."""
         *others, (last, _) = self.places(k)
@@ -66,6 +73,20 @@ class Window:
         for place, inside in reversed(others):
             found = k.index_value(place) if known(inside) is True else inside.where(k.index_value(place), found)
         return found
+
+
+class _Repeated(Window):
+    """A window whose places all count: beyond its ends, its first and its last one again."""
+
+    def places(self, k: Lowering) -> Iterator[tuple[Index, Element]]:
+        """Yield each place, and that it counts."""
+        for number in range(self.length):
+            place = self.start + number
+            if self.count is not None:
+                last = k.index_value(self.start + self.count - 1)
+                value = k.index_value(place)
+                place = k.place((value < last).where(value, last), self.size) if number else place
+            yield clamped(k, place, self.size), k.constant(True, "bool")
 
 
 def _too_large(call: OpCall) -> str | None:
@@ -226,7 +247,7 @@ def _largest(k: Lowering, tensor: Operand, windows_at: Callable[[Indices], list[
     dtype = compute_dtype(tensor.dtype)
 
     def found(index: Indices) -> tuple[Element, Element]:
-        windows = windows_at(index)
+        windows = [window.repeated() if window.step == 1 else window for window in windows_at(index)]
         best = k.constant(_least(dtype), dtype)
         where = _position([window.first(k) for window in windows], spatial)
         for place, inside in _elements(k, windows):

@@ -15,6 +15,7 @@ from kagent_core.execute.plan import PlannedSegment
 from kagent_core.pipeline import build_plan
 from kagent_core.session import session_for
 from kagent_core.specs import OpCall, TensorSpec
+from kagent_cpu.generate import unit_loader
 from kagent_cpu.replay import CompiledSegment
 
 aten = torch.ops.aten
@@ -49,10 +50,12 @@ def call_of(overload: Any, *args: Any, **kwargs: Any) -> OpCall:
     return OpCall(0, overload.__name__, signature_of(overload), arguments, inputs, made, made, overload=overload)
 
 
-def segment_of(function: Callable[..., Any], *args: torch.Tensor) -> CompiledSegment:
-    """Take a function of tensors through the pipeline; return its only segment, compiled."""
+def segment_of(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> CompiledSegment:
+    """Take a function of tensors through the pipeline, with ATen's kernels; return its only segment, compiled."""
+    options = {"generated_kernels": "off", **options}
+    config = load_config({"device": "cpu", **options})
     graph = CapturedGraph(make_fx(lambda *a: (function(*a),), tracing_mode="fake")(*args), "example")
-    plan = build_plan(session_for(load_config({"device": "cpu"})), graph.program(args), graph.constants)
+    plan = build_plan(session_for(config), graph.program(args), graph.constants)
     (step,) = plan.steps
     assert isinstance(step, PlannedSegment)
-    return CompiledSegment(step.segment)
+    return CompiledSegment(step.segment, unit_loader(config))

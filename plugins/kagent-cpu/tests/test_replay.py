@@ -19,7 +19,7 @@ from kagent_cpu.replay import CpuSegment
 
 from .builders import aten, segment_of
 
-OPTIONS = {"device": "cpu"}
+OPTIONS = {"device": "cpu", "generated_kernels": "off"}
 
 
 @pytest.fixture(autouse=True)
@@ -177,8 +177,14 @@ def line_of_failure() -> int:
     return source + 2
 
 
-def test_a_failure_names_operator_shapes_dtypes_and_the_users_line() -> None:
-    function = compiled(fetch)
+@pytest.fixture(params=["off", "auto"])
+def generated(request: pytest.FixtureRequest) -> str:
+    """ATen's kernels say themselves what is wrong; generated ones report, and eager PyTorch says it."""
+    return str(request.param)
+
+
+def test_a_failure_names_operator_shapes_dtypes_and_the_users_line(generated: str) -> None:
+    function = compiled(fetch, generated_kernels=generated)
     x, index = torch.randn(3, 4), torch.tensor([0, 2])
     assert function(x, index).equal(fetch(x, index))
     with pytest.raises(KernelExecutionError) as caught:
@@ -193,25 +199,25 @@ def test_a_failure_names_operator_shapes_dtypes_and_the_users_line() -> None:
     assert function(x, index).equal(fetch(x, index))
 
 
-def test_code_that_catches_eagers_exception_goes_on_working() -> None:
-    function = compiled(fetch)
+def test_code_that_catches_eagers_exception_goes_on_working(generated: str) -> None:
+    function = compiled(fetch, generated_kernels=generated)
     with pytest.raises(IndexError, match="index 9 is out of bounds"):
         fetch(torch.randn(3, 4), torch.tensor([9]))
     with pytest.raises(IndexError, match="index 9 is out of bounds"):
         function(torch.randn(3, 4), torch.tensor([9]))
 
 
-def test_a_failure_in_an_observed_run_is_told_alike() -> None:
+def test_a_failure_in_an_observed_run_is_told_alike(generated: str) -> None:
     with kagent_core.use_plugin(Observer()):
-        function = compiled(fetch)
+        function = compiled(fetch, generated_kernels=generated)
         with pytest.raises(IndexError) as caught:
             function(torch.randn(3, 4), torch.tensor([9]))
         assert f"{__file__}:{line_of_failure()}" in str(caught.value)
         assert function(torch.ones(3, 4), torch.tensor([1])).equal(torch.full((1, 4), 3.0))
 
 
-def test_many_threads_fail_and_succeed_side_by_side() -> None:
-    function = compiled(fetch)
+def test_many_threads_fail_and_succeed_side_by_side(generated: str) -> None:
+    function = compiled(fetch, generated_kernels=generated)
     x = torch.randn(3, 4)
     expected = fetch(x, torch.tensor([0, 2]))
     function(x, torch.tensor([0, 2]))

@@ -129,7 +129,7 @@ class SegmentWriter:
             slots = unit.slots[task.id]
             self._emit(f"{self._run_call([task])}  {self._comment(task)}", observed=True)
             if slots.report is not None:
-                self._emit(f"if table[{slots.report}]: report(table, {slots.report})")
+                self._emit(f"if table[{slots.report}]: report({self._task})")
             places = ", ".join(f"({name!r}, table[{slot}])" for name, slot, _ in slots.pointers)
             self._emit(f"{_FINISHED}({self._task}, [{places}])", observed=True)
 

@@ -40,7 +40,9 @@ INLINE f32 erf_f32(f32 x) {
     p = fmaf(t, p, 0.19059269f); q = fmaf(t, q, 0.50224113f);
     p = fmaf(t, p, 1.1283791f); q = fmaf(t, q, 1.0f);
     f32 y = x * p / q;
-    return y < -1.0f || x < -3.92f ? -1.0f : y > 1.0f || x > 3.92f ? 1.0f : y; /* so gelu of -inf is eager's */
+    y = y < -1.0f ? -1.0f : y > 1.0f ? 1.0f : y;
+    y = x < -3.92f ? -1.0f : y; /* exactly: gelu multiplies what is left of 1 with large numbers */
+    return x > 3.92f ? 1.0f : y;
 }
 /* fmod by long division in float64, 29 bits of the quotient at a time: every step is exact, and most need one */
 INLINE f32 fmod_f32(f32 a, f32 b) {
@@ -53,9 +55,22 @@ INLINE f32 fmod_f32(f32 a, f32 b) {
     }
     return copysignf((f32)rest, a);
 }
+/* lgamma in float64: Stirling's series from 8 on, and what leads there from below and from the other side of 0 */
+INLINE f32 lgamma_f32(f32 x) {
+    f64 size = fabs((f64)x), low = size < 8 ? size : 1, y = size < 8 ? size + 8 : size, s = 1 / (y * y);
+    f64 product = low * (low + 1) * (low + 2) * (low + 3) * (low + 4) * (low + 5) * (low + 6) * (low + 7);
+    f64 series = (1. / 12 - s * (1. / 360 - s * (1. / 1260 - s * (1. / 1680 - s * (1. / 1188))))) / y;
+    f64 below = log(product), found = (y - 0.5) * log(y) - y + 0.91893853320467274 + series;
+    found = size < 8 ? found - below : found;
+    f64 reflected = log(3.14159265358979324 / (size * fabs(sin(3.14159265358979324 * (size - floor(size)))))) - found;
+    found = x < 0 ? reflected : found;
+    found = x == 1 ? 0 : found;
+    found = x == 2 ? 0 : found;
+    return size == INFINITY ? INFINITY : (f32)found;
+}
 """
 
-_OWN_FUNCTIONS = {("erf", "float32"): "erf_f32", ("fmod", "float32"): "fmod_f32"}
+_OWN_FUNCTIONS = {(name, "float32"): f"{name}_f32" for name in ("erf", "fmod", "lgamma")}
 
 
 class CLanguage(CFamily):

@@ -8,6 +8,7 @@ import linecache
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from kagent_core.capture.schemas import dtype_of, torch_dtype
 from kagent_core.config import TRACE
 from kagent_core.device import Environment, Observer, SealedSegment, Segment
-from kagent_core.execute.failure import kernel_failure
+from kagent_core.errors import KernelExecutionError
+from kagent_core.execute.failure import as_eager_fails, kernel_failure
 from kagent_core.execute.host import empty_like_spec, view_of
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import DType, KernelTask, TaskFinished, TensorSpec
@@ -112,7 +114,6 @@ class CpuSegment(SealedSegment):
             "empty_like_spec": empty_like_spec,
             "conform": _Conform(arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes),
             "flatten": _flatten,
-            "report": _report,
             **compiled.runs,
             **source.constants,
         }
@@ -122,6 +123,7 @@ class CpuSegment(SealedSegment):
                 table[slot] = arena.data_ptr() + segment.offsets[buffer] + offset
             # generated kernels know the arena by its address only: the table keeps it alive
             self._globals |= {"table": table, "table_at": ctypes.addressof(table), "arena": arena}
+            self._globals["report"] = _Report(segment, source, table)
         homes: dict[int, torch.Tensor] = {}
         for spec, name in source.planned.items():
             if spec.buffer not in homes:
@@ -139,6 +141,8 @@ class CpuSegment(SealedSegment):
                 self._replay(environment)
             else:
                 self._run_with_threads(environment, self._threads)
+        except KernelExecutionError:
+            raise  # a generated kernel's report, told in full
         except Exception as error:
             task = self._failed_task(error, self._compiled.source.line_tasks)
             if task is None:
@@ -168,8 +172,10 @@ class CpuSegment(SealedSegment):
             task = self._failed_task(error, self._compiled.source.observed_line_tasks)
             if task is None or telling:
                 raise
-            failure = kernel_failure(task, error)
+            failure = error if isinstance(error, KernelExecutionError) else kernel_failure(task, error)
             observer(TaskFinished(task, (time.perf_counter() - began) * 1e3, failure))
+            if failure is error:
+                raise
             raise failure from error
 
     def close(self) -> None:
@@ -205,11 +211,29 @@ def _address(tensor: torch.Tensor | int) -> int:
     return tensor if isinstance(tensor, int) else tensor.data_ptr()
 
 
-def _report(table: Any, slot: int) -> None:
-    """Raise what a kernel reported, and be ready for the next call."""
-    code = table[slot]
-    table[slot] = 0
-    raise reported_error(code)
+class _Report:
+    """Raises what a generated kernel reported. Holds the segment and the table, and not what runs them: a cycle."""
+
+    def __init__(self, segment: Segment, source: SegmentSource, table: Any) -> None:
+        self._segment = segment
+        self._source = source
+        self._table = table
+
+    def __call__(self, position: int) -> None:
+        """Raise as eager PyTorch does, and be ready for the next call."""
+        task = self._segment.tasks[position]
+        slots = self._source.unit.slots[task.id]
+        code, self._table[slots.report] = self._table[slots.report], 0
+        places = {spec: self._table[slot] for _, slot, spec in slots.pointers}
+
+        def tensor_of(spec: TensorSpec) -> torch.Tensor:
+            if spec not in places:  # the kernel had no use for its elements
+                return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device="cpu")
+            memory = (ctypes.c_ubyte * max(spec.range.nbytes, 1)).from_address(places[spec])
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            return view_of(whole, TensorSpec(_BYTE, tuple(whole.shape), (1,), 0, 0), replace(spec, storage_offset=0))
+
+        raise as_eager_fails(task, tensor_of, reported_error(code))
 
 
 class _Conform:
