@@ -31,7 +31,7 @@ def print_fused(console: Console, figures: FusedFigures) -> None:
 
 def _print_times(console: Console, figures: FusedFigures) -> None:
     table = make_table(
-        "ms per call", "size", *(f"{name}>" for name in CONTENDERS), "/ eager>", "/ inductor>", "/ best>"
+        "ms per call", "size", *(f"{name}>" for name in CONTENDERS), "over\neager>", "over\ninductor>", "over\nbest>"
     )
     for label, row in _labelled(figures.rows):
         times = (_milliseconds(row.per_call.get(name)) for name in CONTENDERS)
@@ -44,8 +44,8 @@ def _print_times(console: Console, figures: FusedFigures) -> None:
     console.print(table)
     print_remark(
         console,
-        "without gradients; inductor: torch.compile's default backend; ratios are kagent's time over the other's, by "
-        "the minima: below 1 kagent is faster; best: the faster of eager and inductor",
+        "without gradients; inductor: torch.compile's default backend; over: kagent's time over the other's, by the "
+        "minima, so that below 1 kagent is faster; best: the faster of eager and inductor",
     )
     _print_unavailable(console, figures.rows)
 

@@ -54,6 +54,8 @@ class ExpressionGenerator:
     prefers_all
         Whether generated kernels outrank all that the device's own registry resolves. Else those of loop nests do, and
         parametrised ones do not.
+    library_is_better
+        Given a call, whether what the registry resolves is faster than loops for the call alone.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ExpressionGenerator:
         generic: GenericKernels | None = None,
         fuses_generic: bool = True,
         prefers_all: bool = False,
+        library_is_better: Callable[[OpCall], bool] = lambda call: False,
     ) -> None:
         self.language = language
         self._write_loops = write_loops
@@ -73,6 +76,7 @@ class ExpressionGenerator:
         self._generic = generic
         self._fuses_generic = fuses_generic
         self._prefers_all = prefers_all
+        self._library_is_better = library_is_better
         self._known: OrderedDict[Pattern, tuple[KernelSource, Numbers]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -86,7 +90,9 @@ class ExpressionGenerator:
         """Return whether a kernel made for one call outranks what the registry's resolver finds."""
         if len(call.fresh_results) < len(call.outputs):
             return False  # written arguments may overlap others in ways that only running tells: a library's kernel checks
-        return self._prefers_all or (call.signature in self._rules and not self._takes_generic([call]))
+        if self._prefers_all:
+            return True
+        return call.signature in self._rules and not self._library_is_better(call) and self._is_lowered(call)
 
     def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
         """Return the kernel for some calls, of which `can_generate` was None, with its arguments packed.
@@ -122,6 +128,11 @@ class ExpressionGenerator:
             raise NotLoweredError(made)
         return _commented(made, calls)
 
+    def _is_lowered(self, call: OpCall) -> bool:
+        """Whether a kernel for one call is loops around an expression rather than a parametrised one."""
+        made = self._make([call], {spec.buffer for spec in call.outputs})
+        return not isinstance(made, str) and made.lowered
+
     def _make(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource | str:
         """Return the kernel for some calls, or why there is none. A pattern that is known is not lowered again."""
         pattern, numbers = pattern_of(calls, stored)
@@ -142,11 +153,15 @@ class ExpressionGenerator:
         return made
 
     def _written(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource:
-        if self._generic is not None and self._takes_generic(calls):
+        """Return a kernel: loops around expressions where there are rules, and else a parametrised one."""
+        try:
+            lowering = Lowering(calls, self._rules, stored, self._round_halves)
+            nest = merge_axes(lowering.run(), lowering.expressions)
+        except NotLoweredError:
+            if self._generic is None or not self._takes_generic(calls):
+                raise
             return self._generic.source(calls, stored, self.language)
-        lowering = Lowering(calls, self._rules, stored, self._round_halves)
-        nest = merge_axes(lowering.run(), lowering.expressions)
-        return self._write_loops(nest, self.language, "KERNEL")
+        return replace(self._write_loops(nest, self.language, "KERNEL"), lowered=True)
 
     def _takes_generic(self, calls: Sequence[OpCall]) -> bool:
         if self._generic is None or calls[0].signature not in self._generic:

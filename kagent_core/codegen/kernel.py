@@ -96,6 +96,8 @@ class KernelSource:
         Whether its last parameter is a pointer to an int64 that it sets to a number when a check fails.
     items
         Independent pieces of work.
+    lowered
+        Whether it is loops around expressions rather than a parametrised kernel.
     """
 
     name: str
@@ -103,3 +105,4 @@ class KernelSource:
     args: tuple[KernelArg, ...]
     reports: bool = False
     items: int = 1
+    lowered: bool = False

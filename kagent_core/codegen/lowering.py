@@ -292,6 +292,10 @@ class Reduced:
         """Number of elements that become one."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
+    def share(self, total: Element) -> Element:
+        """Return a sum over the dimensions divided by the number of its elements."""
+        return total / self._lowering.size(self.count, total.dtype)
+
     def reduce(self, kind: str, index: Sequence[Index], value: Callable[[Indices], Element]) -> Element:
         """Reduce what `value` gives over the dimensions.
 

@@ -166,7 +166,7 @@ class Statements:
         """
         lines: list[list[str]] = [[] for _ in range(len(loops) + 1)]
         nodes = self._missing(roots)
-        uses = Counter(arg.number for node in nodes for arg in set(operands(node)) if not _is_opaque(node))
+        uses = Counter(arg.number for node in nodes for arg in operands(node) if not _is_opaque(node))
         uses.update(root.number for root in roots)
         for node in nodes:  # a spelling that repeats its operands must not repeat their computation
             if node.op in REPEATING:

@@ -75,7 +75,8 @@ def added_in_place(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
 def rows_at(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     """Rows of one tensor, at places that another one computes."""
     x, places = pick(tensors, a), pick(tensors, b)
-    return x[(places.long() + c) % x.shape[0]]
+    # contiguous: of transposed places, torch's meta kernel lays the result out otherwise than eager
+    return x[((places.long() + c) % x.shape[0]).contiguous()]
 
 
 def gathered(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:

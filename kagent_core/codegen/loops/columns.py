@@ -60,7 +60,7 @@ class Columns(Reducing):
         blocks = -(-lane.extent // self._width) * math.prod(axis.extent for axis in outer)
         self._shared = self.shared_axis(blocks, self._width)
         if self._shared is None:
-            opened = self.open_parallel(outer, self.row_steps() * lane.extent, [(lane, self._width)])
+            opened = self.open_parallel(outer, self.nest.inner, self.passes_over_rows(), [(lane, self._width)])
         else:
             opened = len(outer) + 1
             for head in (*map(self.head, outer), self.block_head(lane, self._width)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kagent_core.codegen.c_family import REPORT
 from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.indices import Axis
-from kagent_core.codegen.loops.form import GRAIN, Form, by_stride, cost_of
+from kagent_core.codegen.loops.form import Form, by_stride, cost_of
 
 TILE = 32
 """Edge of the blocks in which transposed tensors are read, in elements."""
@@ -38,9 +38,8 @@ class Elementwise(Form):
     def _write_line(self, axis: Axis, values: Sequence[Expr]) -> None:
         before, inside = self.statements.place(values, [{axis}])
         self.text.add(*before)
-        least = max(GRAIN // self._cost(), 1)
         simd = "" if any(REPORT in line for line in inside) else " simd"
-        self.text.add(f"#pragma omp parallel for{simd} if ({self.size(axis)} > {least})")
+        self.text.add(f"#pragma omp parallel for{simd}{self.worthwhile([axis], self._cost())}")
         self.text.open(self.head(axis))
         self.text.add(*inside)
         self.store_all(self.nest.stores)
@@ -52,10 +51,7 @@ class Elementwise(Form):
         self.text.add(*lines[0])
         # parallel as far as nothing is computed between the loops
         depth = next((n for n in range(1, len(outer)) if lines[n]), len(outer))
-        inside = last.extent * self._cost()
-        for axis in outer[depth:]:
-            inside *= axis.extent
-        self.open_parallel(outer[:depth], inside)
+        self.open_parallel(outer[:depth], axes[depth:], self._cost())
         self.text.add(*lines[depth])
         for number, axis in enumerate(outer[depth:], depth + 1):
             self.text.open(self.head(axis))
@@ -69,8 +65,7 @@ class Elementwise(Form):
         rest = [axis for axis in axes[:-1] if axis is not across]
         lines = self.statements.place(values, [set(rest), {across}, {last}])
         self.text.add(*lines[0])
-        inside = across.extent * last.extent * self._cost()
-        opened = self.open_parallel(rest, inside, [(across, TILE), (last, TILE)])
+        opened = self.open_parallel(rest, (), self._cost(), [(across, TILE), (last, TILE)])
         self.text.add(*lines[1])
         self.text.open(self.within_block_head(across, TILE))
         self.text.add(*lines[2])

@@ -96,15 +96,19 @@ class Form(ABC):
     def _ends(self, axis: Axis) -> tuple[str, str]:
         return self._bounds.get(axis, ("0", self.size(axis)))
 
-    def open_parallel(self, axes: Sequence[Axis], steps_inside: int, blocked: Sequence[tuple[Axis, int]] = ()) -> int:
+    def open_parallel(
+        self, axes: Sequence[Axis], inside: Sequence[Axis], cost: int, blocked: Sequence[tuple[Axis, int]] = ()
+    ) -> int:
         """Open loops whose steps may run at the same time; return how many were opened.
 
         Parameters
         ----------
         axes
             Outermost first.
-        steps_inside
-            Steps of whatever is inside one step of all of them.
+        inside
+            Axes of the loops inside.
+        cost
+            Of one step of the innermost loops, in cheap steps.
         blocked
             Further axes, each with a step: only the beginnings of their blocks are looped over.
         """
@@ -112,17 +116,15 @@ class Form(ABC):
         extents = [axis.extent for axis in axes] + [-(-axis.extent // step) for axis, step in blocked]
         if math.prod(extents) > 1:
             collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
-            sizes = [self.size(axis) for axis in (*axes, *(axis for axis, _ in blocked))]
-            for _, step in blocked:
-                steps_inside //= step
-            least = max(GRAIN // max(steps_inside, 1), 1)
-            if not all(size.isdigit() for size in sizes):
-                self.text.add(f"#pragma omp parallel for{collapse} if ({' * '.join(sizes)} > {least})")
-            elif math.prod(extents) > least:
-                self.text.add(f"#pragma omp parallel for{collapse}")
+            self.text.add(f"#pragma omp parallel for{collapse}{self.worthwhile((*axes, *dict(blocked), *inside), cost)}")
         for head in heads:
             self.text.open(head)
         return len(heads)
+
+    def worthwhile(self, axes: Sequence[Axis], cost: int) -> str:
+        """Return the clause by which a parallel loop uses threads only where there is enough to do."""
+        sizes = [self.size(axis) for axis in axes if axis.extent > 1]
+        return f" if ({' * '.join(sizes) or '1'} > {max(GRAIN // max(cost, 1), 1)})"
 
     def open_lanes(self, head: str, lines: Iterable[str], clauses: str = "") -> None:
         """Open an innermost loop, with vectors unless its statements report errors."""

@@ -38,10 +38,9 @@ class Reducing(Form):
         self.row_stores = [store for store in stores if store.per_row]
         self.full_stores = [store for store in stores if not store.per_row]
 
-    def row_steps(self) -> int:
-        """Steps of the inner loops of one row, all passes together."""
-        steps = sum(math.prod(axis.extent for axis in axes) for axes, _ in self.passes)
-        return steps + (math.prod(axis.extent for axis in self.nest.inner) if self.full_stores else 0)
+    def passes_over_rows(self) -> int:
+        """Return how often the inner loops run for one row."""
+        return len(self.passes) + bool(self.full_stores)
 
     def shared_axis(self, rows: int, lanes: int) -> Axis | None:
         """Return the axis of few, long rows of which each thread takes a part; None where threads take rows.
@@ -155,7 +154,7 @@ class Rows(Reducing):
         outer = by_stride(self.nest.outer, [load.offset for load in self.loads])
         self._shared = self.shared_axis(math.prod(axis.extent for axis in outer), 1)
         if self._shared is None:
-            opened = self.open_parallel(outer, self.row_steps())
+            opened = self.open_parallel(outer, self.nest.inner, self.passes_over_rows())
         else:
             opened = len(outer)
             for axis in outer:

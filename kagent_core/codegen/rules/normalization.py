@@ -94,7 +94,7 @@ class Moments:
 
     def mean(self, index: Indices) -> Element:
         """Return the mean of the row of an index."""
-        return total(self._rows, index, self._value) / self._rows.count
+        return self._rows.share(total(self._rows, index, self._value))
 
     def variance(self, index: Indices) -> Element:
         """Return the mean square of the differences from the mean: exact where a mean of squares is not."""
@@ -104,7 +104,7 @@ class Moments:
             difference = self._value(full) - mean
             return difference * difference
 
-        return total(self._rows, index, square) / self._rows.count
+        return self._rows.share(total(self._rows, index, square))
 
     def scale(self, index: Indices, eps: float) -> Element:
         """Return 1 over the standard deviation."""

@@ -65,7 +65,7 @@ def nansum(k: Lowering, self: Operand, dim: Dims, keepdim: bool, dtype: torch.dt
 @reduction("aten::mean", "aten::mean.dim")
 def mean(k: Lowering, self: Operand, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> At:
     rows, target = k.reduced(self.shape, dim), compute_dtype(summed_dtype(self, dtype))
-    return lambda index: total(rows, index, lambda full: self.at(full).to(target)) / rows.count
+    return lambda index: rows.share(total(rows, index, lambda full: self.at(full).to(target)))
 
 
 @reduction("aten::prod", "aten::prod.dim_int")
@@ -172,7 +172,7 @@ def spread(k: Lowering, operand: Operand, dim: Dims, correction: float | None) -
     left = max(rows.count - (1 if correction is None else correction), 0)
 
     def middle(index: Indices) -> Element:
-        return rows.reduce("sum", index, lambda full: operand.at(full).to("float64")) / rows.count
+        return rows.share(rows.reduce("sum", index, lambda full: operand.at(full).to("float64")))
 
     def variance(index: Indices) -> Element:
         center = middle(index)
@@ -181,7 +181,8 @@ def spread(k: Lowering, operand: Operand, dim: Dims, correction: float | None) -
             difference = operand.at(full).to("float64") - center
             return difference * difference
 
-        return rows.reduce("sum", index, square) / left
+        total = rows.reduce("sum", index, square)
+        return total / (k.size(int(left), total.dtype) if left == int(left) else left)
 
     return variance, middle
 

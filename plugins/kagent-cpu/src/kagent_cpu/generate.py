@@ -10,10 +10,33 @@ from kagent_core.codegen.loops import write_loops
 from kagent_core.codegen.rules import RULES
 from kagent_core.config import Config
 from kagent_core.inspect.logs import get_logger
+from kagent_core.specs import OpCall
 from kagent_cpu.language import CLanguage
 from kagent_cpu.native import Library, find_compiler, load, why_no_compiler
 
 log = get_logger("codegen")
+
+
+BETTER_ALONE = frozenset(
+    {
+        *("aten::constant_pad_nd", "aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d"),
+        *("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::exp2", "aten::prod", "aten::prod.dim_int"),
+        *("aten::fmod.Tensor", "aten::fmod.Scalar", "aten::remainder.Tensor", "aten::remainder.Scalar"),
+        *("aten::floor_divide", "aten::floor_divide.Scalar", "aten::div.Tensor_mode", "aten::div.Scalar_mode"),
+    }
+)
+"""Operators whose kernels in ATen were measured to be faster than generated ones, as long as nothing fuses with them."""
+
+BETTER_ALONE_IN_HALVES = frozenset({"aten::cat", "aten::stack"})
+"""Of half types, generated kernels convert what ATen moves as bits."""
+
+HALVES = frozenset({"float16", "bfloat16"})
+
+
+def aten_is_better(call: OpCall) -> bool:
+    """Return whether ATen's kernel is faster than a generated one for a call alone."""
+    in_halves = any(spec.dtype.name in HALVES for spec in call.outputs)
+    return call.signature in BETTER_ALONE or (in_halves and call.signature in BETTER_ALONE_IN_HALVES)
 
 
 def code_generator(config: Config) -> ExpressionGenerator | None:
@@ -29,6 +52,7 @@ def code_generator(config: Config) -> ExpressionGenerator | None:
         generic=GenericKernels(GENERIC, RULES, round_halves),
         fuses_generic=config.generated_kernels == "all",
         prefers_all=config.generated_kernels == "all",
+        library_is_better=aten_is_better,
     )
 
 
