@@ -306,9 +306,9 @@ def kagent_pack_arguments(ctx: ExtractionContext) -> Sequence[tuple[PackedArg, .
     ...         print([(arg.name, str(arg.value)) for arg in packed[0]])
     ...         return packed
     >>> with kagent_core.use_plugin(Show()):
-    ...     kagent_core.run_op("aten::pow.Tensor_Scalar", torch.tensor([3.0]), 2, device="cpu")
-    [('self', 'f32[1]'), ('exponent', '2'), ('out', 'f32[1]')]
-    tensor([9.])
+    ...     kagent_core.run_op("aten::cumsum", torch.tensor([1.0, 2.0]), 0, device="cpu")
+    [('self', 'f32[2]'), ('dim', '0'), ('out', 'f32[2]')]
+    tensor([1., 3.])
     """
     raise NotImplementedError
 

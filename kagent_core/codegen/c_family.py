@@ -12,18 +12,27 @@ from collections.abc import Callable, Sequence
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.kernel import KernelArg
-from kagent_core.codegen.text import Text
+from kagent_core.codegen.text import Text, bare
 
 SHORT = {
     "bool": "b8",
     **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
-    **{"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"},
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
 }
 """Names of the element types in memory."""
 
 GRAIN = 32768
 """Steps of cheap loops below which no second thread is worth waking (ATen's ``at::internal::GRAIN_SIZE``)."""
+
+LINE_WIDTH = 112
+"""Characters of a line of a kernel's parameters, where they have lines of their own."""
+
+SHORT_LIST = 60
+"""Characters of parameters that stand behind a kernel's name, which may be long itself."""
 
 REPORT = "report"
 """Name of a kernel's last parameter, where it has checks: a pointer to an int64."""
@@ -107,9 +116,19 @@ DEFINE_UNSIGNED_DIVISION(u8) DEFINE_UNSIGNED_DIVISION(u16) DEFINE_UNSIGNED_DIVIS
 """What every device's preamble ends with. It needs the short type names, ``INLINE``, ``bits_f32`` and ``f32_bits``."""
 
 _INFIX = {
-    **{"add": "+", "sub": "-", "mul": "*", "div": "/"},
-    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
-    **{"and": "&", "or": "|", "xor": "^"},
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
 }
 
 _FLOAT_FUNCTIONS = {
@@ -159,7 +178,7 @@ class CFamily:
             Whether the memory is reached through no other parameter that is written.
         """
         const = "" if written else "const "
-        restrict = f" {self.restrict}" if alone and self.restrict else ""
+        restrict = self.restrict if alone else ""
         return f"{self.global_space}{const}{self.memory_type(dtype)} *{restrict}"
 
     # -- memory
@@ -173,12 +192,12 @@ class CFamily:
     def store(self, dtype: str, place: str, value: str) -> str:
         """Return the statement that writes a value to memory."""
         if dtype in HALVES:
-            return f"{place} = store_{SHORT[dtype]}({value});"
-        return f"{place} = {f'({SHORT[dtype]})' if dtype == 'bool' else ''}{value};"
+            return f"{place} = store_{SHORT[dtype]}({bare(value)});"
+        return f"{place} = ({SHORT[dtype]}){value};" if dtype == "bool" else f"{place} = {bare(value)};"
 
     # -- values
 
-    def literal(self, value: bool | int | float, dtype: str) -> str:
+    def literal(self, value: bool | float, dtype: str) -> str:
         """Return a number of a type."""
         if dtype == "bool":
             return str(int(value))
@@ -193,9 +212,9 @@ class CFamily:
 
     def _float_literal(self, value: float, dtype: str) -> str:
         if math.isnan(value):
-            return f"({SHORT[dtype]})NAN"
+            return _as_type("NAN", dtype)
         if math.isinf(value):
-            return f"(({SHORT[dtype]}){'-' if value < 0 else ''}INFINITY)"
+            return f"({_as_type('-INFINITY', dtype)})" if value < 0 else _as_type("INFINITY", dtype)
         text = repr(value)
         if dtype == "float32":
             import struct
@@ -212,7 +231,7 @@ class CFamily:
         if target == "bool":
             return f"({value} != 0)"
         if target in HALVES:
-            return f"round_{SHORT[target]}({self._as_float(value, source)})"
+            return f"round_{SHORT[target]}({bare(self._as_float(value, source))})"
         wanted = self.value_type(target)
         if source in FLOATS and target in INTEGERS and NBITS[target] < 32:
             through = "i64" if target in UNSIGNED else "i32"  # as ATen: what does not fit keeps its low bits
@@ -226,7 +245,7 @@ class CFamily:
 
     def bitcast(self, value: str, source: str, target: str) -> str:
         """Return the bits of a value as another type of the same size."""
-        return f"bits_{SHORT[source]}_{SHORT[target]}({value})"
+        return f"bits_{SHORT[source]}_{SHORT[target]}({bare(value)})"
 
     def primitive(self, node: Expr, args: list[str]) -> str:
         """Return a primitive of some values."""
@@ -239,9 +258,10 @@ class CFamily:
             return special(dtype, args)
         if node.op in _INFIX:
             return self._narrow(f"({args[0]} {_INFIX[node.op]} {args[1]})", node.dtype)
+        passed = ", ".join(bare(arg) for arg in args)
         if dtype in FLOATS and node.op in _FLOAT_FUNCTIONS:
-            return f"{self.function(_FLOAT_FUNCTIONS[node.op], compute_dtype(dtype))}({', '.join(args)})"
-        return f"{node.op}_{self.value_type(dtype)}({', '.join(args)})"
+            return f"{self.function(_FLOAT_FUNCTIONS[node.op], compute_dtype(dtype))}({passed})"
+        return f"{node.op}_{self.value_type(dtype)}({passed})"
 
     def function(self, name: str, dtype: str) -> str:
         """Return the language's name of a function of floats: C's, with an ``f`` behind it for float32."""
@@ -259,20 +279,21 @@ class CFamily:
 
     def _p_abs(self, dtype: str, args: list[str]) -> str:
         if dtype in FLOATS:
-            return f"{self.function('fabs', compute_dtype(dtype))}({args[0]})"
+            return f"{self.function('fabs', compute_dtype(dtype))}({bare(args[0])})"
         if dtype in UNSIGNED or dtype == "bool":
             return args[0]
         return self._narrow(f"({args[0]} < 0 ? -{args[0]} : {args[0]})", dtype)
 
     def _p_max(self, dtype: str, args: list[str]) -> str:
         a, b = args
-        return f"({a} > {b} || {a} != {a} ? {a} : {b})" if dtype in FLOATS else f"({a} > {b} ? {a} : {b})"
+        return f"({a} != {a} ? {a} : {a} > {b} ? {a} : {b})" if dtype in FLOATS else f"({a} > {b} ? {a} : {b})"
 
     def _p_min(self, dtype: str, args: list[str]) -> str:
         a, b = args
-        return f"({a} < {b} || {a} != {a} ? {a} : {b})" if dtype in FLOATS else f"({a} < {b} ? {a} : {b})"
+        return f"({a} != {a} ? {a} : {a} < {b} ? {a} : {b})" if dtype in FLOATS else f"({a} < {b} ? {a} : {b})"
 
     def _p_select(self, dtype: str, args: list[str]) -> str:
+        # the branch that is not taken must not be evaluated: it may read where there is no memory
         return f"({args[0]} ? {args[1]} : {args[2]})"
 
     def _p_not(self, dtype: str, args: list[str]) -> str:
@@ -293,15 +314,15 @@ class CFamily:
         return f"({args[0]} != {args[0]})"
 
     def _p_isinf(self, dtype: str, args: list[str]) -> str:
-        return f"({self.function('fabs', compute_dtype(dtype))}({args[0]}) == INFINITY)"
+        return f"({self.function('fabs', compute_dtype(dtype))}({bare(args[0])}) == INFINITY)"
 
     def _p_signbit(self, dtype: str, args: list[str]) -> str:
         if dtype not in FLOATS:
             return f"({args[0]} < 0)"
-        return f"(bits_{'f64_i64' if dtype == 'float64' else 'f32_i32'}({args[0]}) < 0)"
+        return f"(bits_{'f64_i64' if dtype == 'float64' else 'f32_i32'}({bare(args[0])}) < 0)"
 
     def _p_ldexp(self, dtype: str, args: list[str]) -> str:
-        return f"{self.function('ldexp', compute_dtype(dtype))}({args[0]}, (i32){args[1]})"
+        return f"{self.function('ldexp', compute_dtype(dtype))}({bare(args[0])}, (i32){args[1]})"
 
     def multiply_add(self, a: str, b: str, c: str, dtype: str) -> str:
         """Return ``a * b + c`` in the type that elements of `dtype` are computed in; floats may be rounded once only."""
@@ -327,7 +348,7 @@ class CFamily:
         declared = [f"{arg.type}{'' if arg.type.endswith('*') else ' '}{arg.name}" for arg in args]
         if reports:
             declared.append(f"{self.global_space}i64 *{REPORT}")
-        return f"{self.kernel_qualifiers} {name}({', '.join(declared) or 'void'})"
+        return f"{self.kernel_qualifiers} {name}({_listed(declared) or 'void'})"
 
     def open_items(self, text: Text, axes: Sequence[tuple[str, str, int]], steps: int) -> int:
         """Open what runs independently for each step of some loops, and return how many blocks were opened.
@@ -364,6 +385,24 @@ class CFamily:
             return self.literal(math.inf, dtype)
         bits = NBITS[dtype] - (0 if dtype in UNSIGNED or dtype == "bool" else 1)
         return self.literal(2**bits - 1, dtype)
+
+
+def _listed(parameters: Sequence[str]) -> str:
+    """Return parameters behind each other, on lines of their own when they are many."""
+    text = ", ".join(parameters)
+    if len(text) <= SHORT_LIST:
+        return text
+    lines = [""]
+    for parameter in parameters:
+        if lines[-1] and len(lines[-1]) + len(parameter) > LINE_WIDTH:
+            lines.append("")
+        lines[-1] += f"{parameter}, "
+    indented = ",\n        ".join(line.removesuffix(", ") for line in lines)
+    return f"\n        {indented}"
+
+
+def _as_type(text: str, dtype: str) -> str:
+    return text if dtype == "float32" else f"({SHORT[dtype]}){text}"
 
 
 def _signed(text: str) -> str:

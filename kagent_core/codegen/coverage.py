@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ NOT_GENERATED = {
     "aten::_native_batch_norm_legit": "writes the running statistics in place; capture gives its functional variant",
     "aten::empty.memory_format": "computes nothing",
     "aten::empty_strided": "computes nothing",
-    "aten::masked_scatter": "which element goes where depends on all the mask's elements before it",
     "aten::native_dropout": "draws random numbers, which are eager's only from its own generator",
     "aten::rand": "draws random numbers, which are eager's only from its own generator",
     "aten::randn": "draws random numbers, which are eager's only from its own generator",
@@ -66,7 +65,7 @@ def core_operators() -> Iterator[torch._ops.OpOverload]:
             yield overload
 
 
-def coverage(decomposed: Iterator[torch._ops.OpOverload] | frozenset[torch._ops.OpOverload]) -> Iterator[Coverage]:
+def coverage(decomposed: Collection[torch._ops.OpOverload]) -> Iterator[Coverage]:
     """Yield how each core operator comes to run.
 
     Parameters
@@ -74,14 +73,13 @@ def coverage(decomposed: Iterator[torch._ops.OpOverload] | frozenset[torch._ops.
     decomposed
         Operators that capture puts others in the place of.
     """
-    replaced = frozenset(decomposed)
     for overload in core_operators():
         signature = signature_of(overload)
         if signature in RULES:
             yield Coverage(signature, "lowered")
         elif signature in GENERIC:
             yield Coverage(signature, "parametrised")
-        elif overload in replaced:
+        elif overload in decomposed:
             yield Coverage(signature, "decomposed")
         elif overload.is_view and not schema_of(overload).writes:
             yield Coverage(signature, "view")

@@ -21,7 +21,10 @@ SUPPORTED = FLOATS | INTEGERS | {"bool"}
 NBITS = {
     "bool": 1,
     **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    **{"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64},
+    "float16": 16,
+    "bfloat16": 16,
+    "float32": 32,
+    "float64": 64,
 }
 
 

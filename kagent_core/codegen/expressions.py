@@ -19,7 +19,7 @@ from kagent_core.codegen.indices import Axis, Computed, Index
 from kagent_core.codegen.primitives import PRIMITIVES, Result
 from kagent_core.specs import TensorSpec
 
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "any", "all")
 """Kinds of reductions. An empty one gives 0, 1, the least value, the greatest value, false and true."""
 
 INTEGER_DIVISIONS = frozenset({"trunc_div", "floor_div", "rem", "fmod"})
@@ -156,7 +156,7 @@ class Expressions:
         """Return the value that an epilogue begins with: one that the kernel around it has computed."""
         return self._make("given", (), dtype, "", axes)
 
-    def constant(self, value: bool | int | float, dtype: str) -> Expr:
+    def constant(self, value: bool | float, dtype: str) -> Expr:
         """Return a number, converted to `dtype` as PyTorch converts scalars."""
         if dtype == "bool":
             value = bool(value)
@@ -347,7 +347,7 @@ def _simplified(name: str, args: tuple[Expr, ...]) -> Expr | None:
     return None
 
 
-def _number_key(value: bool | int | float) -> Any:
+def _number_key(value: bool | float) -> Any:
     """Tell -0.0 from 0.0, and let NaN equal itself."""
     return (math.copysign(1.0, value), str(value)) if isinstance(value, float) else value
 

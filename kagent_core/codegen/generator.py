@@ -13,11 +13,11 @@ from dataclasses import replace
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.generic import GenericKernels
 from kagent_core.codegen.kernel import KernelArg, KernelSource, LoopNest
-from kagent_core.codegen.lowering import Lowering, NotLoweredError
+from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.merging import merge_axes
 from kagent_core.codegen.pattern import Numbers, Pattern, pattern_of, with_buffers
 from kagent_core.codegen.rules import RULES
-from kagent_core.codegen.table import RuleTable
+from kagent_core.codegen.table import NotLoweredError, RuleTable
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import KernelDescriptor, OpCall, PackedArg, TensorSpec
 
@@ -89,7 +89,9 @@ class ExpressionGenerator:
     def prefers(self, call: OpCall) -> bool:
         """Return whether a kernel made for one call outranks what the registry's resolver finds."""
         if len(call.fresh_results) < len(call.outputs):
-            return False  # written arguments may overlap others in ways that only running tells: a library's kernel checks
+            return (
+                False  # written arguments may overlap others in ways that only running tells: a library's kernel checks
+            )
         if self._prefers_all:
             return True
         return call.signature in self._rules and not self._library_is_better(call) and self._is_lowered(call)

@@ -152,7 +152,7 @@ class Index:
             return self
         whole, rest = self._split(divisor)
         low, high = rest.bounds
-        if 0 <= low and high < divisor:
+        if low >= 0 and high < divisor:
             return whole
         if low < 0:
             raise ValueError(f"{self} can be negative, and is divided by {divisor}")
@@ -176,7 +176,7 @@ class Index:
             return Index()
         _, rest = self._split(divisor)
         low, high = rest.bounds
-        if 0 <= low and high < divisor:
+        if low >= 0 and high < divisor:
             return rest
         if low < 0:
             raise ValueError(f"the remainder of {self}, which can be negative, by {divisor}")

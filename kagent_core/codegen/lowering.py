@@ -6,28 +6,19 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from kagent_core.codegen.arguments import full_arguments, operand_names
 from kagent_core.codegen.dtypes import SUPPORTED, common_dtype, compute_dtype
 from kagent_core.codegen.elements import Element, Indices, Operand, is_number
 from kagent_core.codegen.expressions import INTEGER_DIVISIONS, Expr, Expressions, computed_in, operands, walk
-from kagent_core.codegen.indices import Axis, Computed, Index, flatten, offset_of, refine, unflatten
+from kagent_core.codegen.indices import Axis, Computed, Index, flatten, offset_of, unflatten
 from kagent_core.codegen.kernel import LoopNest, Store
+from kagent_core.codegen.nest import Nest, flat_position, normalized_dims
 from kagent_core.codegen.primitives import COSTLY, PRIMITIVES
-from kagent_core.codegen.table import LoweringKind, Operands, Rule, RuleTable
+from kagent_core.codegen.table import LoweringKind, NotLoweredError, Operands, Rule, RuleTable
 from kagent_core.specs import OpCall, TensorSpec
-
-OPERAND_TYPES = frozenset({"Tensor", "Optional[Tensor]", "number", "Optional[number]", "List[Tensor]"})
-"""Types of arguments whose values a pointwise operator computes with."""
-
-CONDITIONS = frozenset({"condition", "mask"})
-"""Names of arguments that say which value is taken, and so keep their own type."""
-
 
 MOST_REPEATED = 2
 """How many times as often as there are elements a costly value may be computed."""
-
-
-class NotLoweredError(Exception):
-    """Why no kernel can be made of some calls. Never reaches a user: they see the reason in a decision or an error."""
 
 
 class Lowering:
@@ -70,7 +61,7 @@ class Lowering:
         self._elements: dict[int, tuple[str, TensorSpec, Expr]] = {}
         self._axes_made = 0
         self._rules = [self._rule(call) for call in self._calls]
-        self.nest = _Nest(self._calls, self._rules, self._is_stored)
+        self.nest = Nest(self._calls, self._rules, self._is_stored)
         if given is not None:
             self._made[given.buffer] = (given, lambda index: self._given(given, index))
 
@@ -78,15 +69,19 @@ class Lowering:
         """Return the loops."""
         for call, rule in zip(self._calls, self._rules, strict=True):
             self._lower(call, rule)
-        stores = tuple(self._store(call, spec) for call in self._calls for spec in call.outputs if self._is_stored(spec))
+        stores = tuple(
+            self._store(call, spec) for call in self._calls for spec in call.outputs if self._is_stored(spec)
+        )
         if not stores:
             raise NotLoweredError("nothing that it makes is read outside")
         _check_rows(stores, self._calls)
+        if len(self._calls) > 1:
+            self._check_work()
         return LoopNest(self.nest.outer, self.nest.inner, stores, self._labels, self._calls)
 
     # -- for rules
 
-    def constant(self, value: bool | int | float, dtype: str) -> Element:
+    def constant(self, value: bool | float, dtype: str) -> Element:
         """Return a number."""
         return Element(self.expressions.constant(value, dtype), self.expressions)
 
@@ -106,7 +101,7 @@ class Lowering:
         """Whether an earlier call of the group computes a tensor: it is not read from memory."""
         return spec.buffer in self._made
 
-    def masked(self, condition: Element, value: Callable[[], Element], otherwise: Element | bool | int | float) -> Element:
+    def masked(self, condition: Element, value: Callable[[], Element], otherwise: Element | bool | float) -> Element:
         """Return what `value` gives where a condition holds, which memory is only read there; else `otherwise`."""
         if condition.expr.op == "constant" and condition.expr.payload:
             return value()
@@ -240,7 +235,7 @@ class Lowering:
     def _given(self, spec: TensorSpec, index: Indices) -> Element:
         """Return the element that an epilogue begins with, which is known at one place only: the loops' own."""
         flat = flatten(index, spec.shape)
-        if flat != _flat(self.nest.outer):
+        if flat != flat_position(self.nest.outer):
             raise NotLoweredError(f"{spec} is read at other places than where it is made")
         dtype = spec.dtype.name
         given = self.expressions.given(compute_dtype(dtype), flat.axes)
@@ -337,7 +332,7 @@ class Reduced:
 
     def _without_loop(self, kind: str, element: Element) -> Element:
         if self.count == 0:
-            if kind in ("max", "min"):
+            if kind in ("max", "min", "fmax"):
                 raise NotLoweredError("the greatest or least of no elements")
             return element.number(kind in ("prod", "all"))
         return element + 0 if kind == "sum" and element.is_float else element  # a sum is never -0.0
@@ -351,105 +346,6 @@ class Reduced:
         if len(index) == len(self.shape):
             return {dim: index[dim] for dim in left}
         return dict(zip(left, index, strict=True))
-
-
-class _Nest:
-    """The loops of a group: those of what it makes, cut up finely enough for each of its shapes."""
-
-    def __init__(
-        self, calls: Sequence[OpCall], rules: Sequence[Rule], is_stored: Callable[[TensorSpec], bool]
-    ) -> None:
-        full, dims = _loops(calls, rules, is_stored)
-        if 0 in full:
-            raise NotLoweredError("there is nothing that it would have to write")
-        numel = math.prod(full)
-        made = [spec.shape for call in calls for spec in call.outputs]
-        read = [spec.shape for call in calls for spec in call.inputs]
-        same = [shape for shape in made + read if math.prod(shape) == numel]
-        kept = math.prod(size for dim, size in enumerate(full) if dim not in dims)
-        cut = [rule.loops(call) for call, rule in zip(calls, rules, strict=True) if rule.loops is not None]
-        finer = [shape for shape in cut if math.prod(shape) == numel]
-        sizes = refine([full, *same, *finer]) or refine([full, *same]) or full
-        flags = _reduced_flags(sizes, full, dims)
-        outer: list[Axis] = []
-        inner: list[Axis] = []
-        self.axes: list[Axis] = []
-        for size, is_reduced in zip(sizes, flags, strict=True):
-            axis = Axis(f"r{len(inner)}" if is_reduced else f"i{len(outer)}", size, is_reduced)
-            (inner if is_reduced else outer).append(axis)
-            self.axes.append(axis)
-        self.outer, self.inner = tuple(outer), tuple(inner)
-        self._numel, self._kept = numel, kept
-
-    def position_of(self, spec: TensorSpec) -> tuple[Index, bool] | None:
-        """Return the row-major position in a result at each step of the loops, and whether it is one per row."""
-        if spec.numel == self._kept and self.inner:
-            return _flat(self.outer), True
-        return (_flat(self.axes), False) if spec.numel == self._numel else None
-
-
-def _flat(axes: Sequence[Axis]) -> Index:
-    return flatten([Index.of(axis) for axis in axes], [axis.extent for axis in axes])
-
-
-def _loops(
-    calls: Sequence[OpCall], rules: Sequence[Rule], is_stored: Callable[[TensorSpec], bool]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of a group's loops, and the dimensions of it that are reduced."""
-    for call, rule in zip(calls, rules, strict=True):
-        if rule.kind in (LoweringKind.REDUCTION, LoweringKind.ROWS):
-            shape, dims = reduced_loops(call)
-            if math.prod(shape[dim] for dim in dims) > 1:
-                return shape, dims
-    stored = [spec for call in reversed(calls) for spec in call.outputs if is_stored(spec)]
-    return (max(stored, key=lambda spec: spec.numel).shape if stored else (0,)), ()
-
-
-def reduced_loops(call: OpCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape that a reducing call loops over, and the dimensions that it reduces."""
-    arguments = full_arguments(call)
-    first = call.inputs[0].shape
-    if "normalized_shape" in arguments:
-        return first, tuple(range(len(first) - len(arguments["normalized_shape"]), len(first)))
-    if "group" in arguments:  # group norm: channels are cut up
-        groups = arguments["group"]
-        channels = first[1]
-        return (first[0], groups, channels // groups, *first[2:]), tuple(range(2, len(first) + 1))
-    if "momentum" in arguments:  # batch norm
-        return first, (0, *range(2, len(first)))
-    if call.signature in ("aten::any.dims", "aten::all.dims") and arguments["dim"] == ():
-        return first, ()  # here, no dimensions are not all of them
-    return first, normalized_dims(arguments.get("dim"), len(first))
-
-
-def normalized_dims(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Return dimensions as ascending numbers from 0; None or none of them stand for all.
-
-    Examples
-    --------
-    >>> normalized_dims(-1, 3), normalized_dims((), 2), normalized_dims((-1, 0), 3), normalized_dims(0, 0)
-    ((2,), (0, 1), (0, 2), ())
-    """
-    if ndim == 0:
-        return ()
-    given = (dims,) if isinstance(dims, int) else tuple(dims or range(ndim))
-    return tuple(sorted({dim % ndim for dim in given}))
-
-
-def _reduced_flags(sizes: Sequence[int], full: Sequence[int], dims: Collection[int]) -> list[bool]:
-    """Return which of the finer sizes lie in a reduced dimension of the full shape."""
-    flags: list[bool] = []
-    below = 1  # elements of one step of the current finer size
-    bounds: list[tuple[int, bool]] = []
-    step = 1
-    for dim in reversed(range(len(full))):
-        step *= full[dim]
-        if full[dim] > 1:
-            bounds.append((step, dim in dims))
-    for size in reversed(sizes):
-        below *= size
-        flags.append(next((flag for bound, flag in bounds if below <= bound), False))
-    return list(reversed(flags))
 
 
 def _seen_through(spec: TensorSpec, base: TensorSpec, index: Indices) -> Indices:
@@ -474,25 +370,3 @@ def _check_rows(stores: Iterable[Store], calls: Sequence[OpCall]) -> None:
     for store in stores:
         if store.per_row and any(axis.reduced for axis in store.value.axes):
             raise NotLoweredError(f"what is stored per row, {store.tensor}, depends on the place in the row")
-
-
-def full_arguments(call: OpCall) -> dict[str, Any]:
-    """Return a call's arguments by name, those that were left out with their defaults."""
-    found: dict[str, Any] = {}
-    for argument in call.overload._schema.arguments:
-        if argument.name in call.arguments:
-            found[argument.name] = call.arguments[argument.name]
-        else:
-            default = argument.default_value
-            found[argument.name] = tuple(default) if isinstance(default, list) else default
-    return found
-
-
-def operand_names(call: OpCall) -> frozenset[str]:
-    """Return the names of the arguments whose values a pointwise operator computes with, in its own type."""
-    return frozenset(a.name for a in call.overload._schema.arguments if _is_operand(a))
-
-
-def _is_operand(argument: Any) -> bool:
-    return str(argument.type) in OPERAND_TYPES and argument.name not in CONDITIONS
-

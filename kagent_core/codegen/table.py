@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class NotLoweredError(Exception):
+    """Why no kernel can be made of some calls. Never reaches a user: they see the reason in a decision or an error."""
+
+
 class LoweringKind(Enum):
     """What the loops of a lowered operator look like."""
 

@@ -5,6 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+def bare(text: str) -> str:
+    """Return a text without the one pair of brackets that is around all of it.
+
+    Examples
+    --------
+    >>> bare("(a + b)"), bare("(a) + (b)"), bare("((a + b))")
+    ('a + b', '(a) + (b)', '(a + b)')
+    """
+    if not text.startswith("(") or not text.endswith(")"):
+        return text
+    depth = 0
+    for position, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[1:-1] if position == len(text) - 1 else text
+    return text
+
+
 @dataclass
 class Text:
     """Lines with indentation."""

@@ -9,12 +9,13 @@ from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, 
 from kagent_core.codegen.expressions import INTEGER_DIVISIONS, Check, Expr, Load, operands, walk
 from kagent_core.codegen.indices import Axis, Computed, Index, Quotient
 from kagent_core.codegen.kernel import KernelArg
+from kagent_core.codegen.text import bare
 from kagent_core.specs import Access, TensorSpec
 
 LITERAL_SIZES = range(5)
 """Sizes that stand in the text as they are, since kernels of other shapes would seldom share it anyhow."""
 
-REPEATING = frozenset({"max", "min", "abs", "not", "shl", "shr", "isnan", "checked"})
+REPEATING = frozenset({"max", "min", "abs", "not", "shl", "shr", "isnan"})
 """Primitives whose spelling has an operand more than once."""
 
 _MATH = (
@@ -132,6 +133,7 @@ class Statements:
         self._parameters = parameters
         self._labels = labels
         self._taken: Counter[str] = Counter()
+        self._declared: dict[int, str] = {}
         self.names: dict[int, str] = {}
         """Text of values that were computed before: variables, elements of arrays."""
         self.given: str | None = None
@@ -169,7 +171,7 @@ class Statements:
         uses = Counter(arg.number for node in nodes for arg in operands(node) if not _is_opaque(node))
         uses.update(root.number for root in roots)
         for node in nodes:  # a spelling that repeats its operands must not repeat their computation
-            if node.op in REPEATING:
+            if node.op in REPEATING or (node.op == "checked" and node.payload.wraps):
                 uses.update(arg.number for arg in node.args if arg.op != "constant")
         depths = {node.number: self._depth(node, loops) for node in nodes}
         used_at: dict[int, int] = {}
@@ -179,7 +181,7 @@ class Statements:
         for root in roots:
             used_at[root.number] = len(loops)
         for node in nodes:
-            if node.op in ("constant", "size"):
+            if node.op in ("constant", "size") or _is_loop_variable(node):
                 continue
             hoisted = used_at.get(node.number, 0) > depths[node.number]
             label = self._labels.get(node.number)
@@ -194,10 +196,7 @@ class Statements:
 
     def load(self, node: Expr) -> str:
         """Return the text of a load, under its condition if it has one."""
-        load: Load = node.payload
-        pointer = self._parameters.pointer(load.tensor)
-        place = f"{pointer}[{self._parameters.index(load.offset, self.value)}]"
-        text = self._language.load(node.dtype, place)
+        text = self._read(node)
         if node.args:
             return f"({self.value(node.args[0])} ? {text} : {self._language.literal(0, node.dtype)})"
         return text
@@ -223,7 +222,9 @@ class Statements:
         return max((n for n, axes in enumerate(loops, 1) if node.axes.intersection(axes)), default=0)
 
     def _declare(self, node: Expr, label: str | None, lines: list[str]) -> None:
-        name = self.fresh_name(label or _short_name(node))
+        name = self._declared.get(node.number)
+        if name is None:  # what is computed again, in a later loop, keeps its name
+            name = self._declared[node.number] = self.fresh_name(label or _short_name(node))
         if node.op == "checked":
             lines.extend(self._check(node, name))
         else:
@@ -231,7 +232,7 @@ class Statements:
                 self._parameters.reports = True
                 lines.append(f"if ({self.value(node.args[1])} == 0) {{ *{REPORT} = {DIVISION_BY_ZERO}; }}")
             kind = "i64" if node.op == "index" else self._language.value_type(node.dtype)
-            lines.append(f"const {kind} {name} = {_bare(self._text(node))};")
+            lines.append(f"const {kind} {name} = {bare(self._text(node))};")
         self.name(node, name)
 
     def name(self, node: Expr, text: str) -> None:
@@ -245,13 +246,11 @@ class Statements:
         self._parameters.reports = True
         value, size = self.value(node.args[0]), self._parameters.size(check.size)
         code = INDEX_OUT_OF_RANGE if check.error is IndexError else INDEX_OUT_OF_BOUNDS
-        condition = f"{self.value(node.args[1])} && " if len(node.args) > 1 else ""
-        wrapped = f"{value} + ({value} < 0 ? {size} : 0)" if check.wraps else value
-        return [
-            f"i64 {name} = {wrapped};",
-            f"if ({condition}({name} < 0 || {name} >= {size})) {{ *{REPORT} = {code}; }}",
-            f"if ({name} < 0 || {name} >= {size}) {{ {name} = 0; }}",
-        ]
+        wrapped = f"{value} + ({value} < 0 ? {size} : 0)" if check.wraps else bare(value)
+        report = f"*{REPORT} = {code};"
+        if len(node.args) > 1:
+            report = f"if ({bare(self.value(node.args[1]))}) {{ {report} }}"
+        return [f"i64 {name} = {wrapped};", f"if ({name} < 0 || {name} >= {size}) {{ {report} {name} = 0; }}"]
 
     def _text(self, node: Expr) -> str:
         if node.op == "load":
@@ -263,15 +262,33 @@ class Statements:
         if node.op == "given":
             return self.given or ""
         if node.op == "index":
-            return f"({self._parameters.index(node.payload, self.value)})"
+            text = self._parameters.index(node.payload, self.value)
+            return text if text.isidentifier() or text.isdigit() else f"({text})"
         if node.op == "reduce" or node.op == "checked":
             raise AssertionError(f"{node} has no variable yet")
+        if node.op == "select":
+            condition, *branches = node.args
+            chosen = (self._branch(arg, condition, holds) for arg, holds in zip(branches, (True, False), strict=True))
+            return self._language.primitive(node, [self.value(condition), *chosen])
         args = [self.value(arg) for arg in node.args]
         if node.op == "cast":
             return self._language.cast(args[0], node.args[0].dtype, node.dtype)
         if node.op == "bitcast":
             return self._language.bitcast(args[0], node.args[0].dtype, node.dtype)
         return self._language.primitive(node, args)
+
+    def _read(self, node: Expr) -> str:
+        load: Load = node.payload
+        place = f"{self._parameters.pointer(load.tensor)}[{self._parameters.index(load.offset, self.value)}]"
+        return self._language.load(node.dtype, place)
+
+    def _branch(self, node: Expr, condition: Expr, holds: bool) -> str:
+        """Return a branch of a selection; a load under the same condition does not ask again."""
+        if node.op == "load" and node.args and node.number not in self.names:
+            under = node.args[0]
+            if under is condition if holds else under.op == "not" and under.args[0] is condition:
+                return self._read(node)
+        return self.value(node)
 
 
 def divides(node: Expr) -> bool:
@@ -282,24 +299,19 @@ def divides(node: Expr) -> bool:
     return divisor.op != "constant" or divisor.payload == 0
 
 
+def _is_loop_variable(node: Expr) -> bool:
+    if node.op != "index" or node.payload.constant or len(node.payload.terms) != 1:
+        return False
+    [(atom, factor)] = node.payload.terms
+    return isinstance(atom, Axis) and factor == 1
+
+
 def _is_opaque(node: Expr) -> bool:
     return node.op == "reduce"
 
 
 def _short_name(node: Expr) -> str:
     return {"load": "v", "index": "at", "cast": "c", "checked": "k"}.get(node.op, "t")
-
-
-def _bare(text: str) -> str:
-    """Return a text without the one pair of brackets that is around all of it."""
-    if not text.startswith("(") or not text.endswith(")"):
-        return text
-    depth = 0
-    for position, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return text[1:-1] if position == len(text) - 1 else text
-    return text
 
 
 def loads_of(*roots: Expr) -> list[Expr]:

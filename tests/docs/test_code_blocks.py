@@ -185,6 +185,7 @@ def without_numbers(line: str) -> str:
     """Return what of a line of output is the same on every machine."""
     if re.match(r"cpu +available ", line):
         return "cpu available"  # the rest is the machine's
+    line = re.sub(r"(?<=\w_)[0-9a-f]{10}\b", "#", line)  # a generated kernel's hash, which goes with its text
     return re.sub(r"─+", "─", re.sub(r"0x[0-9a-f]+|\d+(\.\d+)*", "#", " ".join(line.split())))
 
 

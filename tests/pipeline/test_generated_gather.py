@@ -15,7 +15,7 @@ from kagent_core.codegen.loops import write_loops
 from kagent_core.specs import flatten_tensors
 from kagent_cpu.language import CLanguage
 
-from ..codegen_programs import generator, kernels, listed, program  # noqa: TID252  shared by several folders
+from ..codegen_programs import generator, kernels, listed, program
 from .traced import CPU, close, compiled, traced
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..codegen_programs import check, errors, kernel, refusal  # noqa: TID252  shared by several folders
+from ..codegen_programs import check, errors, kernel, refusal
 
 aten = torch.ops.aten
 

@@ -21,8 +21,8 @@ from .models import (
     sentences,
 )
 
-
 pytestmark = pytest.mark.usefixtures("generated_twice")
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> None:

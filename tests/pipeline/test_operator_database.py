@@ -211,7 +211,7 @@ def between_neighbours(entry: Any) -> Function:
 
     def twice_negated(leaf: Any) -> Any:
         fits = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
-        return -(-leaf) if fits else leaf
+        return leaf.neg().neg() if fits else leaf
 
     def function(first: Any, args: Any, kwargs: Any) -> Any:
         given = pytree.tree_map(twice_negated, (first, args, kwargs))

@@ -13,7 +13,7 @@ import torch
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.loops.reductions import chunked
 
-from ..codegen_programs import check, refusal, text_of  # noqa: TID252  shared by several folders
+from ..codegen_programs import check, refusal, text_of
 
 aten = torch.ops.aten
 

@@ -41,7 +41,21 @@ INFO = DeviceInfo(TOY, "Toy 3000", max_threads_per_block=256)
 RELU, SIGMOID, ADD, MUL, SUM = (
     f"aten::{name}" for name in ("relu", "sigmoid", "add.Tensor", "mul.Tensor", "sum.dim_IntList")
 )
-SINGLES = (RELU, SIGMOID, ADD, MUL, SUM, "aten::tanh", "aten::neg", "aten::mm", "aten::cat", "aten::_softmax", "aten::cumsum", "aten::copy_", "aten::bernoulli")
+SINGLES = (
+    RELU,
+    SIGMOID,
+    ADD,
+    MUL,
+    SUM,
+    "aten::tanh",
+    "aten::neg",
+    "aten::mm",
+    "aten::cat",
+    "aten::_softmax",
+    "aten::cumsum",
+    "aten::copy_",
+    "aten::bernoulli",
+)
 
 
 class Generator:
@@ -215,7 +229,11 @@ def test_nothing_goes_into_a_parametrised_kernel_but_what_follows_it_does():
     plan = analyze(calls, printer=Generator())
     assert groups(plan) == [(0,), (1, 2, 3)]
     assert reason(plan, 0, 1) == (False, "no fusion rule takes a pointwise operator into a parametrised kernel")
-    assert groups(analyze(calls, KernelDescriptor("aten::addmm", "better"), printer=Generator())) == [(0,), (1,), (2, 3)]
+    assert groups(analyze(calls, KernelDescriptor("aten::addmm", "better"), printer=Generator())) == [
+        (0,),
+        (1,),
+        (2, 3),
+    ]
     told = "epilogue: it is computed where op_1 stores its result; a generated kernel"
     assert reason(plan, 1, 2) == (True, told)
     calls[2] = relu(2, tensor(2, 4, 4, strides=(1, 4)), tensor(3, 4, 4))
@@ -257,7 +275,9 @@ def test_pointwise_operators_go_before_and_after_an_operator_on_rows():
     ]
     plan = analyze(calls, printer=Generator())
     assert groups(plan) == [(0, 1, 2)]
-    assert reason(plan, 0, 1)[1].startswith("prologue: each element is made where the loop over [4, 6] along 1 needs it")
+    assert reason(plan, 0, 1)[1].startswith(
+        "prologue: each element is made where the loop over [4, 6] along 1 needs it"
+    )
     assert reason(plan, 1, 2)[1].startswith("epilogue: both loop over [4, 6] along 1")
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kagent_core.codegen.arguments import full_arguments
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.dtypes import SUPPORTED
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
 from kagent_core.codegen.kernel import KernelSource
-from kagent_core.codegen.lowering import NotLoweredError, full_arguments
-from kagent_core.codegen.table import LoweringKind, RuleTable
+from kagent_core.codegen.table import LoweringKind, NotLoweredError, RuleTable
 from kagent_core.specs import OpCall
 
 

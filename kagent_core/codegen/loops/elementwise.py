@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kagent_core.codegen.c_family import REPORT
-from kagent_core.codegen.expressions import Expr
-from kagent_core.codegen.indices import Axis
+from kagent_core.codegen.expressions import Expr, Load
+from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.loops.form import Form, by_stride, cost_of
+from kagent_core.codegen.writer import loads_of
 
 TILE = 32
 """Edge of the blocks in which transposed tensors are read, in elements."""
@@ -63,15 +64,35 @@ class Elementwise(Form):
     def _write_tiles(self, axes: Sequence[Axis], across: Axis, values: Sequence[Expr]) -> None:
         last = axes[-1]
         rest = [axis for axis in axes[:-1] if axis is not across]
+        staged = [node for node in loads_of(*values) if _is_transposed(node, across, last)]
+        for node in staged:
+            tile = self.statements.fresh_name("tile")
+            place = f"{tile}[{last.name} - {last.name}_0][{across.name} - {across.name}_0]"
+            self.statements.name(node, self.language.load(node.dtype, place))
         lines = self.statements.place(values, [set(rest), {across}, {last}])
         self.text.add(*lines[0])
         opened = self.open_parallel(rest, (), self._cost(), [(across, TILE), (last, TILE)])
         self.text.add(*lines[1])
+        for node in staged:
+            self._stage(node, across, last)
         self.text.open(self.within_block_head(across, TILE))
         self.text.add(*lines[2])
         self.open_lanes(self.within_block_head(last, TILE), lines[3])
         self.store_all(self.nest.stores)
         self.text.close(opened + 2)
+
+    def _stage(self, node: Expr, across: Axis, last: Axis) -> None:
+        """Copy a block of a transposed tensor along its memory, into rows of a length that caches take well."""
+        place = self.statements.names[node.number]
+        tile = place[place.index("tile") :].partition("[")[0]
+        load: Load = node.payload
+        self.text.add(f"{self.language.memory_type(node.dtype)} {tile}[{TILE}][{TILE + 1}];")
+        self.text.open(self.within_block_head(last, TILE))
+        source = f"{self.parameters.pointer(load.tensor)}[{self.parameters.index(load.offset, self.statements.value)}]"
+        target = f"{tile}[{last.name} - {last.name}_0][{across.name} - {across.name}_0]"
+        self.open_lanes(self.within_block_head(across, TILE), ())
+        self.text.add(f"{target} = {source};")
+        self.text.close(2)
 
     def _read_across(self, axes: Sequence[Axis]) -> Axis | None:
         """Return the axis along which some tensor lies in memory that the innermost loop reads with a stride."""
@@ -86,3 +107,10 @@ class Elementwise(Form):
 
     def _cost(self) -> int:
         return 1 + cost_of(*(store.value for store in self.nest.stores)) // 8
+
+
+def _is_transposed(node: Expr, across: Axis, last: Axis) -> bool:
+    """Whether a load walks memory along the axis that is not the innermost, and always does."""
+    offset: Index = node.payload.offset
+    plain = not node.args and all(isinstance(atom, Axis) for atom, _ in offset.terms)
+    return plain and offset.factor(across) == 1 and offset.factor(last) > 1

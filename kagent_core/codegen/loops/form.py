@@ -116,7 +116,9 @@ class Form(ABC):
         extents = [axis.extent for axis in axes] + [-(-axis.extent // step) for axis, step in blocked]
         if math.prod(extents) > 1:
             collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
-            self.text.add(f"#pragma omp parallel for{collapse}{self.worthwhile((*axes, *dict(blocked), *inside), cost)}")
+            self.text.add(
+                f"#pragma omp parallel for{collapse}{self.worthwhile((*axes, *dict(blocked), *inside), cost)}"
+            )
         for head in heads:
             self.text.open(head)
         return len(heads)

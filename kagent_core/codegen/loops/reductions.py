@@ -9,6 +9,7 @@ from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.dtypes import FLOATS
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis
+from kagent_core.codegen.text import bare
 
 CHUNK = 32
 """Elements that one lane sums up in its own type before the sum goes on in float64: more would lose digits."""
@@ -19,8 +20,11 @@ LANES = 16
 PARTS = 64
 """Pieces that a long row is cut into, which threads take; their results are combined in order, so always the same."""
 
-OPENMP = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+OPENMP = {"sum": "+", "prod": "*", "max": "max", "min": "min", "fmax": "max", "any": "|", "all": "&"}
 """OpenMP's names of the reductions."""
+
+EXTREMES = frozenset({"max", "min", "fmax"})
+"""Reductions that keep one of the values."""
 
 
 class Accumulator:
@@ -57,8 +61,8 @@ class Accumulator:
     def first(self) -> str:
         """What it starts from."""
         language, dtype = self._language, self.node.dtype
-        if self.kind in ("max", "min"):
-            return language.least(dtype) if self.kind == "max" else language.greatest(dtype)
+        if self.kind in EXTREMES:
+            return bare(language.least(dtype) if self.kind != "min" else language.greatest(dtype))
         return "1" if self.kind in ("prod", "all") else "0"
 
     @property
@@ -76,11 +80,11 @@ class Accumulator:
 
     def _update(self, name: str, value: str, lane: str) -> list[str]:
         place = f"{name}{lane}"
-        if self.kind in ("max", "min"):
-            sign = ">" if self.kind == "max" else "<"
+        if self.kind in EXTREMES:
+            sign = "<" if self.kind == "min" else ">"
             lines = [f"{place} = {value} {sign} {place} ? {value} : {place};"]
             return [*lines, f"{self.name}_nan{lane} |= {value} != {value};"] if self.tracks_nan else lines
-        return [f"{place} {OPENMP[self.kind]}= {value};"]
+        return [f"{place} {OPENMP[self.kind]}= {bare(value)};"]
 
     def clauses(self) -> str:
         """Return the OpenMP clauses of a loop whose lanes reduce."""

@@ -11,8 +11,9 @@ from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.loops.form import GRAIN, Form, by_stride
-from kagent_core.codegen.loops.reductions import CHUNK, LANES, PARTS, Accumulator, chunked, passes
+from kagent_core.codegen.loops.reductions import CHUNK, EXTREMES, LANES, PARTS, Accumulator, chunked, passes
 from kagent_core.codegen.primitives import PRIMITIVES
+from kagent_core.codegen.text import bare
 
 ROW_CHUNK = LANES * CHUNK
 """Elements of a row that are summed up in their own type: each lane of a vector takes its share."""
@@ -135,10 +136,10 @@ class Reducing(Form):
     def value_of(self, node: Expr) -> str:
         """Return what a reduction takes in, as a text that may be repeated."""
         value = self.statements.value(node.args[0])
-        if node.payload.kind not in ("max", "min") or value.isidentifier():
+        if node.payload.kind not in EXTREMES or value.isidentifier():
             return value
         name = self.statements.fresh_name("taken")
-        self.text.add(f"const {self.language.value_type(node.dtype)} {name} = {value};")
+        self.text.add(f"const {self.language.value_type(node.dtype)} {name} = {bare(value)};")
         return name
 
     def result_name(self, node: Expr) -> str:

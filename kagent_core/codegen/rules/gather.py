@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kagent_core.codegen.arguments import full_arguments
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index, unflatten
-from kagent_core.codegen.lowering import Lowering, full_arguments
+from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.rules.places import At, gathering, wrapped
 from kagent_core.specs import OpCall, TensorSpec
 

@@ -33,9 +33,10 @@ def softmax(k: Lowering, self: Operand, dim: int, half_to_float: bool) -> At:
     rows = k.reduced(self.shape, dim)
 
     def at(index: Indices) -> Element:
-        top = rows.reduce("max", index, lambda full: self.at(full).compute())
+        # a NaN need not be the greatest: it makes the sum NaN, and so the whole row
+        top = rows.reduce("fmax", index, lambda full: self.at(full).compute())
         weights = total(rows, index, lambda full: (self.at(full).compute() - top).op("exp"))
-        return (self.at(index).compute() - top).op("exp") / weights
+        return (self.at(index).compute() - top).op("exp") * (1 / weights)
 
     return at
 
@@ -45,7 +46,8 @@ def log_softmax(k: Lowering, self: Operand, dim: int, half_to_float: bool) -> At
     rows = k.reduced(self.shape, dim)
 
     def at(index: Indices) -> Element:
-        top = rows.reduce("max", index, lambda full: self.at(full).compute())
+        # a NaN need not be the greatest: it makes the sum NaN, and so the whole row
+        top = rows.reduce("fmax", index, lambda full: self.at(full).compute())
         weights = total(rows, index, lambda full: (self.at(full).compute() - top).op("exp"))
         return self.at(index).compute() - top - weights.op("log")
 

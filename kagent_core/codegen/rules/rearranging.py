@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from kagent_core.codegen.arguments import full_arguments
 from kagent_core.codegen.dtypes import NBITS, name_of
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index, flatten, unflatten
-from kagent_core.codegen.lowering import Lowering, full_arguments
+from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.rules.places import At, between, choose, common, dropped, gathering, replaced, settled, wrapped
 from kagent_core.specs import OpCall, TensorSpec
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kagent_core.codegen.arguments import full_arguments
 from kagent_core.codegen.dtypes import FLOATS
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index
-from kagent_core.codegen.lowering import Lowering, full_arguments
+from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.rules.places import At, all_of, gathering
 from kagent_core.codegen.rules.resampling import cubic_weights, whole_type
 from kagent_core.specs import OpCall

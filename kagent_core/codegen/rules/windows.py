@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kagent_core.codegen.arguments import full_arguments
 from kagent_core.codegen.dtypes import FLOATS, INTEGERS, NBITS, UNSIGNED, compute_dtype
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index, flatten
-from kagent_core.codegen.lowering import Lowering, full_arguments
+from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.rules.places import At, all_of, between, clamped, gathering, known, padded
 from kagent_core.specs import OpCall
 

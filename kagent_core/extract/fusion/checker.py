@@ -200,7 +200,9 @@ class _Outcome:
         noted = self.notes.get(pair) or noted
         single = next((p for p in pair if p in self.own), None)
         if noted is None and single is not None and self.opened.printer is not None:
-            return f"{self.flow.calls[single].name} has a kernel of its own in the registry, which outranks generated ones"
+            return (
+                f"{self.flow.calls[single].name} has a kernel of its own in the registry, which outranks generated ones"
+            )
         return noted or self._without_kernel(pair)
 
     def _generated(self, producer: int) -> str:

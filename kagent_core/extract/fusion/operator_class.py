@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from kagent_core.codegen.generic import GENERIC
-from kagent_core.codegen.lowering import reduced_loops
+from kagent_core.codegen.nest import reduced_loops
 from kagent_core.codegen.rules import RULES
 from kagent_core.codegen.table import LoweringKind
 from kagent_core.specs import OpCall

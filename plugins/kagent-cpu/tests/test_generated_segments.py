@@ -27,7 +27,9 @@ def fresh_dynamo() -> None:
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    return torch.compile(function, backend="kagent", fullgraph=True, dynamic=False, options={"device": "cpu", **options})
+    return torch.compile(
+        function, backend="kagent", fullgraph=True, dynamic=False, options={"device": "cpu", **options}
+    )
 
 
 def generated(function: Any, *args: torch.Tensor, **options: Any) -> CompiledSegment:

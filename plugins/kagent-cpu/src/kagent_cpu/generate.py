@@ -25,7 +25,7 @@ BETTER_ALONE = frozenset(
         *("aten::floor_divide", "aten::floor_divide.Scalar", "aten::div.Tensor_mode", "aten::div.Scalar_mode"),
     }
 )
-"""Operators whose kernels in ATen were measured to be faster than generated ones, as long as nothing fuses with them."""
+"""Operators whose kernels in ATen were measured to be faster than generated ones, where nothing fuses with them."""
 
 BETTER_ALONE_IN_HALVES = frozenset({"aten::cat", "aten::stack"})
 """Of half types, generated kernels convert what ATen moves as bits."""

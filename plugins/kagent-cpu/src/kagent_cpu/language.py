@@ -30,9 +30,8 @@ INLINE u32 f32_bits(f32 x) { return bits_f32_u32(x); }
 """
 
 _FUNCTIONS = r"""
-/* erf as a quotient of polynomials in x * x, good to 3 units in the last place: half the time of the C library's */
+/* erf as a quotient of polynomials in x * x, good to 3 units in the last place: a quarter of the C library's time */
 INLINE f32 erf_f32(f32 x) {
-    x = x < -3.925f ? -3.925f : x > 3.925f ? 3.925f : x;
     f32 t = x * x;
     f32 p = fmaf(t, 2.0459649e-06f, 0.00028483616f), q = fmaf(t, 3.8046739e-05f, 0.0011638279f);
     p = fmaf(t, p, 0.0037724718f); q = fmaf(t, q, 0.014983052f);
@@ -40,9 +39,19 @@ INLINE f32 erf_f32(f32 x) {
     p = fmaf(t, p, 0.19059269f); q = fmaf(t, q, 0.50224113f);
     p = fmaf(t, p, 1.1283791f); q = fmaf(t, q, 1.0f);
     f32 y = x * p / q;
-    y = y < -1.0f ? -1.0f : y > 1.0f ? 1.0f : y;
-    y = x < -3.92f ? -1.0f : y; /* exactly: gelu multiplies what is left of 1 with large numbers */
-    return x > 3.92f ? 1.0f : y;
+    return fabsf(x) > 3.92f ? copysignf(1.0f, x) : y; /* exactly 1: gelu multiplies the rest with large numbers */
+}
+/* exp as 2**n times a polynomial, the power of 2 in two steps, for subnormals */
+INLINE f32 exp_f32(f32 x) {
+    f32 c = x < -104.0f ? -104.0f : x;
+    c = c > 89.0f ? 89.0f : c;
+    f32 n = rintf(c * 1.44269504f);
+    f32 r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, c));
+    f32 p = fmaf(r, 0.0013814467f, 0.0083687808f);
+    p = fmaf(r, p, 0.041668393f); p = fmaf(r, p, 0.1666652f); p = fmaf(r, p, 0.49999994f);
+    p = fmaf(r, p, 1.0f); p = fmaf(r, p, 1.0f);
+    i32 k = (i32)n, half = k >> 1;
+    return p * bits_i32_f32((half + 127) << 23) * bits_i32_f32((k - half + 127) << 23);
 }
 /* fmod by long division in float64, 29 bits of the quotient at a time: every step is exact, and most need one */
 INLINE f32 fmod_f32(f32 a, f32 b) {
@@ -70,7 +79,7 @@ INLINE f32 lgamma_f32(f32 x) {
 }
 """
 
-_OWN_FUNCTIONS = {(name, "float32"): f"{name}_f32" for name in ("erf", "fmod", "lgamma")}
+_OWN_FUNCTIONS = {(name, "float32"): f"{name}_f32" for name in ("erf", "exp", "fmod", "lgamma")}
 
 
 class CLanguage(CFamily):

@@ -1,0 +1,34 @@
+"""The arguments of calls, as rules and parametrised kernels get them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kagent_core.specs import OpCall
+
+OPERAND_TYPES = frozenset({"Tensor", "Optional[Tensor]", "number", "Optional[number]", "List[Tensor]"})
+"""Types of arguments whose values a pointwise operator computes with."""
+
+CONDITIONS = frozenset({"condition", "mask"})
+"""Names of arguments that say which value is taken, and so keep their own type."""
+
+
+def full_arguments(call: OpCall) -> dict[str, Any]:
+    """Return a call's arguments by name, those that were left out with their defaults."""
+    found: dict[str, Any] = {}
+    for argument in call.overload._schema.arguments:
+        if argument.name in call.arguments:
+            found[argument.name] = call.arguments[argument.name]
+        else:
+            default = argument.default_value
+            found[argument.name] = tuple(default) if isinstance(default, list) else default
+    return found
+
+
+def operand_names(call: OpCall) -> frozenset[str]:
+    """Return the names of the arguments whose values a pointwise operator computes with, in its own type."""
+    return frozenset(a.name for a in call.overload._schema.arguments if _is_operand(a))
+
+
+def _is_operand(argument: Any) -> bool:
+    return str(argument.type) in OPERAND_TYPES and argument.name not in CONDITIONS
