@@ -14,13 +14,13 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -qq --no-compile --progress-bar off --constraint constraints.txt
 
 # two cores: one thread for each of the test workers
-test: export OMP_NUM_THREADS ?= 1
+test nightly: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench dist clean
+.PHONY: help setup demo test nightly lint types docs bench dist clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  make demo ARGS="--query ..." and make test ARGS="-k ..." pass arguments on;'
 	@echo '  PYTHON=python3.12 picks the Python that the environment is made from.'
@@ -32,6 +32,10 @@ demo: $(READY) ## semantic search with a real model that runs through kagent
 
 test: $(READY) ## run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(ARGS)
+
+nightly: $(READY) ## compare 2000 random programs with eager PyTorch, other ones each time
+	@RANDOM_GRAPHS=$(or $(GRAPHS),2000) $(BIN)/python -m pytest -n $(WORKERS) --timeout 14400 \
+		tests/pipeline/test_random_graphs.py $(ARGS)
 
 lint: $(READY) ## check style, format and the direction of imports
 	@$(BIN)/ruff check .

@@ -11,18 +11,20 @@ from kagent_core.capture.schemas import resolve_overload, schema_of, signature_o
 from kagent_core.codegen.generic import GENERIC
 from kagent_core.codegen.rules import RULES
 
+_DRAWS = "draws random numbers, which must be those that PyTorch's own generator gives"
+
 NOT_GENERATED = {
     "aten::_fft_c2r": "complex numbers",
     "aten::_fft_r2c": "complex numbers",
-    "aten::_embedding_bag": "bags of different sizes, four results; only the device's own kernel",
+    "aten::_embedding_bag": "bags of different sizes, and four results that depend on them",
     "aten::_local_scalar_dense": "gives a number to the program, not a tensor",
     "aten::_native_batch_norm_legit": "writes the running statistics in place; capture gives its functional variant",
     "aten::empty.memory_format": "computes nothing",
     "aten::empty_strided": "computes nothing",
-    "aten::native_dropout": "draws random numbers, which are eager's only from its own generator",
-    "aten::rand": "draws random numbers, which are eager's only from its own generator",
-    "aten::randn": "draws random numbers, which are eager's only from its own generator",
-    "aten::randperm": "draws random numbers, which are eager's only from its own generator",
+    "aten::native_dropout": _DRAWS,
+    "aten::rand": _DRAWS,
+    "aten::randn": _DRAWS,
+    "aten::randperm": _DRAWS,
     "aten::nonzero": "the size of its result depends on data",
     "aten::resize_": "changes its argument's size, which no captured graph does",
 }

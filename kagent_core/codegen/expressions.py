@@ -33,7 +33,8 @@ class Expr:
     Attributes
     ----------
     op
-        ``load``, ``constant``, ``size``, ``index``, ``cast``, ``bitcast``, ``checked``, ``reduce`` or a primitive's name.
+        ``load``, ``constant``, ``size``, ``index``, ``given``, ``cast``, ``bitcast``, ``checked``, ``reduce``, or the
+        name of a primitive.
     args
         Operands.
     dtype

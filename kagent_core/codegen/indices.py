@@ -194,7 +194,7 @@ class Index:
         return total
 
     def _in_steps(self, divisor: int) -> tuple[int, Index, Index] | None:
-        """Return (step, steps, fine) with ``self == steps * step + fine`` and `fine` less than `step`, which divides."""
+        """Return (step, steps, fine): ``self == steps * step + fine``, and `fine` is less than `step`, which divides."""
         for step in sorted({math.gcd(divisor, factor) for _, factor in self.terms}, reverse=True):
             if 1 < step < divisor:
                 steps, fine = self._split(step)

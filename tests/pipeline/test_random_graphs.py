@@ -1,6 +1,6 @@
 """Random programs over views, broadcasting, reductions, mutation and mixed dtypes: kagent gives what eager gives.
 
-``RANDOM_GRAPHS`` sets how many are tried on each device, other ones each time; by default 60, always the same ones.
+``RANDOM_GRAPHS`` sets how many are tried on each device, other ones each time; by default 100, always the same ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kagent_core.testing import FakeDevice, FakeRuntime
 from .compare import assert_same, copy_arguments
 from .forced import generated_everywhere
 
-EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "60"))
+EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "100"))
 ALWAYS_THE_SAME = "RANDOM_GRAPHS" not in os.environ
 LARGEST = 512  # elements
 

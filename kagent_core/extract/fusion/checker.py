@@ -90,9 +90,9 @@ class FusionChecker:
                     outcome.add(match.members, match.kernel, own)
         if opened.printer is not None:
             generated = GeneratedKernels(flow, verdicts, opened.printer, opened.info, self._rules)
-            own = {p for p, call in enumerate(flow.calls) if _stays_single(call, opened)}
-            generated.grow(outcome.groups, fixed=registered.used | own)
-            outcome.own = own - registered.used
+            singles = {p for p, call in enumerate(flow.calls) if _stays_single(call, opened)}
+            generated.grow(outcome.groups, fixed=registered.used | singles)
+            outcome.own = singles - registered.used
             outcome.notes |= generated.notes
         return outcome
 

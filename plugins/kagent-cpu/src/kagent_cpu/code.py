@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Segment
 from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten_tensors
 from kagent_cpu.aten import AtenKernel
@@ -188,7 +189,11 @@ class SegmentWriter:
         for spec in self._firsts(results):
             name = self._new_base(spec)
             nbytes = self._segment.buffers[spec.buffer].nbytes
-            self._emit(f"{name} = empty_like_spec({self._constant(spec)}, {nbytes})")
+            if nbytes <= spec.range.nbytes and not (spec.storage_offset or spec.conj or spec.neg):
+                dtype = self._constant(torch_dtype(spec.dtype))
+                self._emit(f"{name} = empty_strided({spec.shape}, {spec.strides}, dtype={dtype}, device=cpu)")
+            else:
+                self._emit(f"{name} = empty_like_spec({self._constant(spec)}, {nbytes})")
 
     def _targets(self, task: KernelTask, results: list[TensorSpec], call: str) -> str:
         """Return the statement that calls a kernel which allocates, and takes its results apart."""

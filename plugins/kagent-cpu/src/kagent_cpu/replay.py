@@ -112,6 +112,8 @@ class CpuSegment(SealedSegment):
             "as_strided": _as_strided,
             "view_of": view_of,
             "empty_like_spec": empty_like_spec,
+            "empty_strided": torch.empty_strided,
+            "cpu": torch.device("cpu"),
             "conform": _Conform(arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes),
             "flatten": _flatten,
             **compiled.runs,
