@@ -72,7 +72,7 @@ def measure_replay(
     tasks: int = TASKS, rounds: int = CALL_ROUNDS, on_round: Callable[[], None] = lambda: None
 ) -> list[ReplayFigures]:
     """Replay plans of many small tasks on the CPU and return the times per task."""
-    session = Session(Config(device="cpu"))
+    session = Session(Config(device="cpu", generated_kernels="off"))
     figures: list[ReplayFigures] = []
     with torch.no_grad():
         for make_case in CASES:

@@ -325,7 +325,7 @@ class CFamily:
         return f"{self.function('ldexp', compute_dtype(dtype))}({bare(args[0])}, (i32){args[1]})"
 
     def multiply_add(self, a: str, b: str, c: str, dtype: str) -> str:
-        """Return ``a * b + c`` in the type that elements of `dtype` are computed in; floats may be rounded once only."""
+        """Return ``a * b + c`` in the type that elements of `dtype` are computed in; floats may be rounded once."""
         kind = self.value_type(dtype)
         if dtype in FLOATS:
             return f"mad_{kind}({a}, {b}, {c})"

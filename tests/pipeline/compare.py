@@ -62,6 +62,40 @@ def assert_same(got: Any, want: Any, what: str = "", every_stride: bool = True) 
         torch.testing.assert_close(mine, theirs, equal_nan=True, msg=lambda text, where=where: f"{where}: {text}")
 
 
+ALIKE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""Root mean square of the difference that many operators in another order of additions may make, relative to values."""
+
+
+def assert_alike(got: Any, want: Any, what: str) -> None:
+    """Assert what `assert_same` does, but of floating-point values on the whole: for what many operators have made."""
+    for position, (mine, theirs) in enumerate(zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)):
+        where = f"{what} [{position}]"
+        if not isinstance(theirs, torch.Tensor) or theirs.dtype not in ALIKE:
+            assert_same(mine, theirs, where)
+            continue
+        for attribute in ("dtype", "shape", "requires_grad"):
+            assert getattr(mine, attribute) == getattr(theirs, attribute), f"{where}: {attribute} differs from eager's"
+        assert telling_strides(mine) == telling_strides(theirs), f"{where}: strides differ from eager's"
+        assert torch.equal(mine.isfinite(), theirs.isfinite()), f"{where}: infinities and NaN elsewhere than in eager"
+        difference, size = rms(mine - theirs), rms(theirs)
+        assert difference <= ALIKE[theirs.dtype] * size, f"{where}: differs by {difference:.3g}, values are {size:.3g}"
+
+
+def rms(values: torch.Tensor) -> float:
+    """Return the root mean square of the finite values; 0 for none."""
+    finite = values.detach().double()
+    finite = finite[finite.isfinite()]
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+
+
+def assert_as_exact(got: Any, want: Any, exact: Any, times: float, what: str) -> None:
+    """Assert that errors against values in float64 are at most some times eager's own."""
+    for mine, theirs, best in zip(*map(pytree.tree_leaves, (got, want, exact)), strict=True):
+        assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride()), what
+        error, eagers = rms(mine - best), rms(theirs - best)
+        assert error <= times * eagers, f"{what}: an error of {error:.3g}, eager's is {eagers:.3g}"
+
+
 def check_against_eager(
     function: Callable[..., Any],
     *args: Any,

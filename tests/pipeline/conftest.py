@@ -21,8 +21,8 @@ def fresh_dynamo() -> None:
 
 @pytest.fixture
 def generated_twice() -> Iterator[None]:
-    """Every graph runs once more with generated kernels wherever they can be, and gives the same."""
-    with generated_everywhere():
+    """Every graph of a model runs once more with generated kernels wherever they can be, and gives the same."""
+    with generated_everywhere(whole_models=True):
         yield
 
 

@@ -18,14 +18,18 @@ from kagent_core.capture.ranges import overlap_with_written
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import session_for
 
-from .compare import assert_same, copy_arguments
+from .compare import assert_alike, assert_same, copy_arguments
 
 EVERYWHERE = {"generated_kernels": "all"}
 
 
 @contextmanager
-def generated_everywhere() -> Iterator[list[str]]:
-    """Run every graph twice, for as long as the block lasts; yields the names of those that were."""
+def generated_everywhere(*, whole_models: bool = False) -> Iterator[list[str]]:
+    """Run every graph twice, for as long as the block lasts; yields the names of those that were.
+
+    Values of `whole_models` are compared on the whole (`assert_alike`), and others one by one.
+    """
+    compare = assert_alike if whole_models else assert_same
     names: list[str] = []
     twins: WeakKeyDictionary[CompiledGraph, CompiledGraph] = WeakKeyDictionary()
     run = CompiledGraph.__call__
@@ -49,8 +53,8 @@ def generated_everywhere() -> Iterator[list[str]]:
         torch.set_rng_state(before)
         got = run(twin_of(graph), copies)
         names.append(graph.graph.name)
-        assert_same(list(got), list(want), f"{graph.graph.name} with generated kernels everywhere")
-        assert_same(copies, list(args), f"arguments of {graph.graph.name} with generated kernels everywhere")
+        compare(list(got), list(want), f"{graph.graph.name} with generated kernels everywhere")
+        compare(copies, list(args), f"arguments of {graph.graph.name} with generated kernels everywhere")
         assert torch.equal(torch.get_rng_state(), after), "with generated kernels it draws other random numbers"
         return want
 

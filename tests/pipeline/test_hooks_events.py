@@ -10,7 +10,9 @@ from kagent_core import hookimpl
 from kagent_core.errors import KernelExecutionError
 from kagent_core.specs import KernelDescriptor
 
-from .traced import CPU, FAKE, compiled, same, session, traced
+from .traced import FAKE, compiled, same, session, traced
+
+CPU = {"device": "cpu", "fusion": False}  # a task for each operator
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -410,6 +410,6 @@ def test_outside_of_its_block_a_plugin_is_gone(fake):
 
 def test_debug_tells_signatures_kernels_and_packed_arguments(caplog):
     with caplog.at_level(logging.DEBUG, logger="kagent"):
-        kagent_core.run_op("aten::cat", [torch.ones(2), torch.zeros(1)], 0, device="cpu")
-    assert "looked up aten::cat on cpu, found 'aten::cat.out'" in caplog.text
-    assert "packed tensors=[f32[2], f32[1]], dim=0, out=f32[3]" in caplog.text
+        kagent_core.run_op("aten::mm", torch.ones(2, 3), torch.ones(3, 2), device="cpu")
+    assert "looked up aten::mm on cpu, found 'aten::mm.out'" in caplog.text
+    assert "packed self=f32[2, 3], mat2=f32[3, 2], out=f32[2, 2]" in caplog.text

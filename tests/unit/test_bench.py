@@ -30,7 +30,7 @@ from kagent_core.session import Session
 
 @pytest.fixture
 def session() -> Session:
-    return Session(Config(device="cpu"))
+    return Session(Config(device="cpu", generated_kernels="off"))
 
 
 # -- timing
