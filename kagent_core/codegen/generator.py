@@ -173,7 +173,7 @@ class ExpressionGenerator:
 
 def _named(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:
     """Give a kernel a name that says what it computes, and that no other text has."""
-    short = "_".join(re.sub(r"\W", "_", call.signature.partition("::")[2].partition(".")[0]) for call in calls)
+    short = "_".join(re.sub(r"\W|^_+", "", call.signature.partition("::")[2].partition(".")[0]) for call in calls)
     digest = hashlib.sha256(made.text.encode()).hexdigest()[:10]
     name = f"{short[:NAME_LENGTH].strip('_')}_{digest}"
     return replace(made, name=name, text=made.text.replace("KERNEL", name, 1))

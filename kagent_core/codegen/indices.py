@@ -204,7 +204,7 @@ class Index:
         return None
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
-        """Return (whole, rest) with ``self == whole * divisor + rest`` and as much as can be in `whole`."""
+        """Return (whole, rest): ``self == whole * divisor + rest``, `rest` never negative, as much as can be in `whole`."""
         whole: list[tuple[Atom, int]] = []
         rest: list[tuple[Atom, int]] = []
         for atom, factor in self.terms:
@@ -212,8 +212,11 @@ class Index:
                 whole.append((atom, factor // divisor))
             else:
                 rest.append((atom, factor))
-        quotient, remainder = divmod(self.constant, divisor)
-        return Index(tuple(whole), quotient), Index(tuple(rest), remainder)
+        remainder = Index(tuple(rest), self.constant % divisor)
+        low, _ = remainder.bounds
+        # what counts backwards is lifted above 0 by whole divisors
+        remainder += -(min(low, 0) // divisor) * divisor
+        return Index(tuple(whole), (self.constant - remainder.constant) // divisor), remainder
 
     def __str__(self) -> str:
         parts = [_text(atom) if factor == 1 else f"{factor}*{_text(atom)}" for atom, factor in self.terms]

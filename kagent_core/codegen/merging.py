@@ -67,11 +67,12 @@ def _merged(axes: tuple[Axis, ...], indices: list[Index]) -> dict[Axis, Index]:
         else:
             runs.append([axis])
     found: dict[Axis, Index] = {axis: Index() for axis in axes}
-    for run in runs:
+    for number, run in enumerate(runs):
         extent = 1
         for axis in run:
             extent *= axis.extent
-        joined = Axis(run[-1].name, extent, run[-1].reduced)
+        # numbered anew, so that tensors of two and of three dimensions share a kernel where both are one loop
+        joined = Axis(f"{run[-1].name[0]}{number}", extent, run[-1].reduced)
         # the joined axis stands in for the innermost one; the others' terms are part of it
         found.update((axis, Index()) for axis in run)
         found[run[-1]] = Index.of(joined)

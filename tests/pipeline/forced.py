@@ -44,7 +44,7 @@ def generated_everywhere(*, whole_models: bool = False) -> Iterator[list[str]]:
         # a session with kernels of the test's own is no twin's, and tensors that overlap do not stay so when copied
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         special = graph.session is not graph.session.base or overlapping(tensors)
-        copies = None if special else copy_arguments(list(args))
+        copies = None if special or is_uninitialized(graph) else copy_arguments(list(args))
         before = torch.get_rng_state()
         want = run(graph, args)
         if copies is None:
@@ -61,6 +61,12 @@ def generated_everywhere(*, whole_models: bool = False) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompiledGraph, "__call__", run_both)
         yield names
+
+
+def is_uninitialized(graph: CompiledGraph) -> bool:
+    """Whether a graph may return memory that nobody wrote, which is never the same twice."""
+    names = {str(node.target).partition(".")[2].partition(".")[0] for node in graph.graph.graph_module.graph.nodes}
+    return any(name.removeprefix("new_").startswith("empty") for name in names)
 
 
 def overlapping(tensors: list[torch.Tensor]) -> bool:

@@ -243,6 +243,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_measures_prints_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_inductor(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(fused, "CHAINS", [tiny(chain) for chain in CHAINS])
     monkeypatch.setattr(fused, "MOST_CALLS", 2)
     path = tmp_path / "figures.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.expressions import Expr, walk
@@ -262,17 +262,20 @@ class Rows(Reducing):
         roots = [[node.args[0] for node in nodes] for axes, nodes in self.passes if axes == self.nest.inner]
         roots.append([store.value for store in self.full_stores])
         computed = [{node.number: node for node in walk(*values, into_reductions=False)} for values in roots]
-        common: dict[int, Expr] = {}
+        found: dict[int, Expr] = {}
         for number, nodes in enumerate(computed):
-            for later in computed[number + 1 :]:
-                common.update((key, node) for key, node in nodes.items() if key in later)
-        costly = [
-            node
-            for node in common.values()
-            if node.axes.intersection(self.nest.inner) and node.op != "reduce" and _cost_per_step(node) >= KEPT_COST
-        ]
-        inside = {n.number for node in costly for n in walk(node, into_reductions=False) if n is not node}
-        return [node for node in costly if node.number not in inside]
+            later = {key for others in computed[number + 1 :] for key in others}
+            costly = [
+                node
+                for key, node in nodes.items()
+                if key in later
+                and node.axes.intersection(self.nest.inner)
+                and node.op != "reduce"
+                and _cost_per_step(node, found) >= KEPT_COST
+            ]
+            inside = {n.number for node in costly for n in walk(node, into_reductions=False) if n is not node}
+            found.update((node.number, node) for node in costly if node.number not in inside)
+        return list(found.values())
 
     def _to_keep(self, values: Sequence[Expr]) -> list[Expr]:
         """Return what a pass computes for the later ones; what is kept already it reads."""
@@ -296,7 +299,8 @@ def parts_of(axis: Axis) -> int:
     return min(PARTS, axis.extent)
 
 
-def _cost_per_step(node: Expr) -> int:
-    """Return what a value costs at each step of the inner loops."""
+def _cost_per_step(node: Expr, kept: Mapping[int, Expr]) -> int:
+    """Return what a value costs at each step of the inner loops, where some values are kept already."""
+    free = {n.number for other in kept.values() for n in walk(other, into_reductions=False)}
     steps = (n for n in walk(node, into_reductions=False) if any(axis.reduced for axis in n.axes))
-    return sum(PRIMITIVES[n.op].cost for n in steps if n.op in PRIMITIVES)
+    return sum(PRIMITIVES[n.op].cost for n in steps if n.op in PRIMITIVES and n.number not in free)

@@ -116,7 +116,11 @@ def _polynomial(at: Element, *coefficients: float) -> Element:
 
 @pointwise("aten::erfinv", "aten::special_erfinv")
 def erfinv(self: Element) -> Element:
-    """Rational approximations for the middle and for the tails, then two steps of Newton's, as ATen has it."""
+    """Rational approximations for the middle and for the tails, then two steps of Newton's, as ATen has it.
+
+    In float64: the steps multiply what erf is off by, the more the nearer to 1 and -1.
+    """
+    self = self.to("float64")
     square = self * self
     middle = (
         self

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, INDEX_OUT_OF_RANGE, REPORT
 from kagent_core.specs import KernelTask, PackedArg, TensorSpec
 
-_HEAD = re.compile(r"^static void (\w+)\(", re.MULTILINE)
+_HEAD = re.compile(r"^static void ", re.MULTILINE)
 
 
 def is_generated(task: KernelTask) -> bool:
@@ -113,13 +113,15 @@ class TranslationUnit:
 
 def reports(source: str) -> bool:
     """Whether a kernel's last parameter takes what it reports."""
-    head = source[source.index("static void") :].partition("{")[0]
-    return f"i64 *{REPORT})" in head
+    return f"i64 *{REPORT})" in without_comments(source).partition("{")[0]
 
 
 def without_comments(source: str) -> str:
     """Return a kernel's text without the comments, which say where in the user's program it comes from."""
-    return source[source.index("static void") :]
+    head = _HEAD.search(source)
+    if head is None:
+        raise ValueError(f"no kernel in {source!r}")
+    return source[head.start() :]
 
 
 def reported_error(code: int) -> Exception:
