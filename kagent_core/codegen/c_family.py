@@ -373,6 +373,13 @@ class CFamily:
             text.open(f"for (i64 {name} = 0; {name} < {size}; {name}++) {{")
         return len(axes)
 
+    def tile_transposer(self, itemsize: int) -> str | None:
+        """Return a function ``f(from, to)`` that transposes a tile of elements of a size, or None where there is none.
+
+        The tile has 32 by 32 elements. Its rows are 33 elements apart, and 32 in what it becomes.
+        """
+        return None
+
     def least(self, dtype: str) -> str:
         """Return the least value of a type, which a maximum starts from."""
         if dtype in FLOATS:

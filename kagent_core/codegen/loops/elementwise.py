@@ -65,34 +65,46 @@ class Elementwise(Form):
         last = axes[-1]
         rest = [axis for axis in axes[:-1] if axis is not across]
         staged = [node for node in loads_of(*values) if _is_transposed(node, across, last)]
-        for node in staged:
-            tile = self.statements.fresh_name("tile")
-            place = f"{tile}[{last.name} - {last.name}_0][{across.name} - {across.name}_0]"
-            self.statements.name(node, self.language.load(node.dtype, place))
+        tiles = [self._tile_of(node, across, last) for node in staged]
         lines = self.statements.place(values, [set(rest), {across}, {last}])
         self.text.add(*lines[0])
         opened = self.open_parallel(rest, (), self._cost(), [(across, TILE), (last, TILE)])
         self.text.add(*lines[1])
-        for node in staged:
-            self._stage(node, across, last)
+        for node, tile in zip(staged, tiles, strict=True):
+            self._stage(node, tile, across, last)
         self.text.open(self.within_block_head(across, TILE))
         self.text.add(*lines[2])
         self.open_lanes(self.within_block_head(last, TILE), lines[3])
         self.store_all(self.nest.stores)
         self.text.close(opened + 2)
 
-    def _stage(self, node: Expr, across: Axis, last: Axis) -> None:
-        """Copy a block of a transposed tensor along its memory, into rows of a length that caches take well."""
-        place = self.statements.names[node.number]
-        tile = place[place.index("tile") :].partition("[")[0]
+    def _tile_of(self, node: Expr, across: Axis, last: Axis) -> str:
+        """Return the name of a block that a load reads from, in its stead."""
+        tile = self.statements.fresh_name("tile")
+        row, column = f"[{last.name} - {last.name}_0]", f"[{across.name} - {across.name}_0]"
+        place = f"{tile}{row}{column}"
+        if self._transposer(node) is not None:
+            place = f"{tile}_turned{column}{row}"
+        self.statements.name(node, self.language.load(node.dtype, place))
+        return tile
+
+    def _transposer(self, node: Expr) -> str | None:
         load: Load = node.payload
-        self.text.add(f"{self.language.memory_type(node.dtype)} {tile}[{TILE}][{TILE + 1}];")
+        return self.language.tile_transposer(load.tensor.dtype.itemsize)
+
+    def _stage(self, node: Expr, tile: str, across: Axis, last: Axis) -> None:
+        """Copy a block of a transposed tensor along its memory, into rows of a length that caches take well."""
+        load: Load = node.payload
+        kind = self.language.memory_type(node.dtype)
+        self.text.add(f"{kind} {tile}[{TILE}][{TILE + 1}];")
         self.text.open(self.within_block_head(last, TILE))
         source = f"{self.parameters.pointer(load.tensor)}[{self.parameters.index(load.offset, self.statements.value)}]"
-        target = f"{tile}[{last.name} - {last.name}_0][{across.name} - {across.name}_0]"
         self.open_lanes(self.within_block_head(across, TILE), ())
-        self.text.add(f"{target} = {source};")
+        self.text.add(f"{tile}[{last.name} - {last.name}_0][{across.name} - {across.name}_0] = {source};")
         self.text.close(2)
+        transposer = self._transposer(node)
+        if transposer is not None:
+            self.text.add(f"{kind} {tile}_turned[{TILE}][{TILE}];", f"{transposer}({tile}, {tile}_turned);")
 
     def _read_across(self, axes: Sequence[Axis]) -> Axis | None:
         """Return the axis along which some tensor lies in memory that the innermost loop reads with a stride."""

@@ -53,6 +53,31 @@ INLINE f32 exp_f32(f32 x) {
     i32 k = (i32)n, half = k >> 1;
     return p * bits_i32_f32((half + 127) << 23) * bits_i32_f32((k - half + 127) << 23);
 }
+/* a block of 32 by 32 elements of 4 bytes, whose rows are 33 elements apart, transposed in registers of 8 */
+typedef f32 f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+INLINE void transpose_8x8(const f32 *from, f32 *to) {
+    f32x8 r[8], a[8], b[8];
+    for (i32 i = 0; i < 8; i++) r[i] = *(const f32x8 *)(from + i * 33);
+    for (i32 i = 0; i < 8; i += 2) {
+        a[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        a[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (i32 i = 0; i < 8; i += 4) {
+        for (i32 j = 0; j < 2; j++) {
+            b[i + 2 * j] = SHUFFLE(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            b[i + 2 * j + 1] = SHUFFLE(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    }
+    for (i32 i = 0; i < 4; i++) {
+        *(f32x8 *)(to + i * 32) = SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        *(f32x8 *)(to + (i + 4) * 32) = SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+INLINE void transpose_tile(const void *from, void *to) {
+    for (i64 i = 0; i < 32; i += 8) for (i64 j = 0; j < 32; j += 8)
+        transpose_8x8((const f32 *)from + i * 33 + j, (f32 *)to + j * 32 + i);
+}
 /* fmod by long division in float64, 29 bits of the quotient at a time: every step is exact, and most need one */
 INLINE f32 fmod_f32(f32 a, f32 b) {
     f64 rest = fabs((f64)a), divisor = fabs((f64)b);
@@ -88,6 +113,10 @@ class CLanguage(CFamily):
     def function(self, name: str, dtype: str) -> str:
         """Return C's name of a function, or that of a faster one of our own."""
         return _OWN_FUNCTIONS.get((name, dtype)) or super().function(name, dtype)
+
+    def tile_transposer(self, itemsize: int) -> str | None:
+        """Return the function that transposes a tile in registers: for elements of 4 bytes."""
+        return "transpose_tile" if itemsize == 4 else None
 
     def preamble(self) -> str:
         """Return what every translation unit begins with. It includes no header: reading those takes longest."""
