@@ -41,6 +41,7 @@ from kagent_core.specs import DeviceInfo, KernelDescriptor
 
 if TYPE_CHECKING:
     from kagent_core.cli.needs import Missing, Needs
+    from kagent_core.device import OpenDevice
 
 
 def list_kernels(
@@ -77,11 +78,11 @@ def list_kernels(
     manager = PluginManager(config)
     info = manager.resolve(device)
     try:
-        registry = manager.open(info).registry
+        opened = manager.open(info)
         if missing is None:
-            _list_registered(info, registry, pattern, as_json)
+            _list_registered(info, opened.registry, pattern, as_json)
         else:
-            _list_missing(info, registry, missing, pattern, train, as_json)
+            _list_missing(opened, missing, pattern, train, as_json)
     finally:
         manager.close()
 
@@ -234,12 +235,10 @@ def _as_json(kernel: KernelDescriptor, on_demand: bool) -> dict[str, Any]:
 # -- what a program lacks
 
 
-def _list_missing(
-    info: DeviceInfo, registry: KernelRegistry, program: str, pattern: str | None, train: bool, as_json: bool
-) -> None:
+def _list_missing(opened: OpenDevice, program: str, pattern: str | None, train: bool, as_json: bool) -> None:
     from kagent_core.cli.needs import needs_of
 
-    needs = needs_of(program, registry, train)
+    info, needs = opened.info, needs_of(program, opened, train)
     lacking = [missing for missing in needs.missing if _matches(missing.signature, pattern)]
     if as_json:
         print_json(

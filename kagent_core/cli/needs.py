@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from kagent_core.backend import decompositions
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
 from kagent_core.capture.schemas import is_operator, signature_of
+from kagent_core.device import OpenDevice
 from kagent_core.errors import KagentError, nearest
-from kagent_core.registry import KernelRegistry
 from kagent_core.specs import OpCall
 
 
@@ -55,15 +55,15 @@ class Needs:
     missing: tuple[Missing, ...]
 
 
-def needs_of(program: str, registry: KernelRegistry, train: bool = False) -> Needs:
-    """Run a program once and return what of it a registry has no kernel for, most frequent first.
+def needs_of(program: str, opened: OpenDevice, train: bool = False) -> Needs:
+    """Run a program once and return what of it a device has no kernel for, and can make none, most frequent first.
 
     Parameters
     ----------
     program
         ``MODEL.py`` or ``MODEL.py:FUNCTION``.
-    registry
-        The device's.
+    opened
+        The device.
     train
         Whether to run the backward pass, too.
 
@@ -74,11 +74,11 @@ def needs_of(program: str, registry: KernelRegistry, train: bool = False) -> Nee
     """
     model, inputs = load_program(program)
     calls = captured_calls(model, inputs, train)
-    lacking = [call for call in calls if not registry.has(call)]
+    lacking = [call for call in calls if not opened.has_kernel(call)]
     firsts = {call.signature: call for call in reversed(lacking)}
     counts = Counter(call.signature for call in lacking)
     missing = tuple(
-        Missing(signature, count, _example(firsts[signature]), tuple(registry.refusals(firsts[signature])))
+        Missing(signature, count, _example(firsts[signature]), tuple(opened.registry.refusals(firsts[signature])))
         for signature, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
     return Needs(len(calls), len({call.signature for call in calls}), missing)

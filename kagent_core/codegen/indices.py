@@ -151,11 +151,9 @@ class Index:
         if divisor == 1:
             return self
         whole, rest = self._split(divisor)
-        low, high = rest.bounds
-        if low >= 0 and high < divisor:
+        _, high = rest.bounds
+        if high < divisor:
             return whole
-        if low < 0:
-            raise ValueError(f"{self} can be negative, and is divided by {divisor}")
         if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1:
             atom = rest.terms[0][0]
             if isinstance(atom, Quotient):
@@ -175,11 +173,9 @@ class Index:
         if divisor == 1:
             return Index()
         _, rest = self._split(divisor)
-        low, high = rest.bounds
-        if low >= 0 and high < divisor:
+        _, high = rest.bounds
+        if high < divisor:
             return rest
-        if low < 0:
-            raise ValueError(f"the remainder of {self}, which can be negative, by {divisor}")
         coarse = rest._in_steps(divisor)
         if coarse is not None:
             step, steps, fine = coarse
@@ -198,8 +194,8 @@ class Index:
         for step in sorted({math.gcd(divisor, factor) for _, factor in self.terms}, reverse=True):
             if 1 < step < divisor:
                 steps, fine = self._split(step)
-                low, high = fine.bounds
-                if low >= 0 and high < step:
+                _, high = fine.bounds
+                if high < step:
                     return step, steps, fine
         return None
 

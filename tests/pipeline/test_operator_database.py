@@ -348,7 +348,7 @@ def compare_one(name: str, function: Function, sample: Any, tally: Tally, run: R
 
 
 def assert_nearer(got: Any, want: Any, run: Run, function: Function, sample: Any) -> None:
-    """Assert that results that are not eager's are right all the same: their errors against float64 are like eager's."""
+    """Assert of results that are not eager's that their errors against float64 are like eager's."""
 
     def widened(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dtype is not torch.float32:

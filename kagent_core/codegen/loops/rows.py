@@ -252,7 +252,7 @@ class Rows(Reducing):
         kept: dict[int, tuple[str, Expr]] = {}
         for node in self._costly_in_common():
             name = self.statements.fresh_name("kept")
-            size = " * ".join(self.size(axis) for axis in inner)
+            size = " * ".join(self.size(axis) for axis in self._own_axes(node))
             self.text.add(f"{self.language.value_type(node.dtype)} {name}[{size}];")
             kept[node.number] = (name, node)
         return kept
@@ -287,9 +287,13 @@ class Rows(Reducing):
         for number in self._filled:
             self.statements.name(self._kept[number][1], self._kept_place(self._kept[number][1]))
 
+    def _own_axes(self, node: Expr) -> list[Axis]:
+        """Return the inner loop variables that a value depends on: it may be computed outside the other loops."""
+        return [axis for axis in self.nest.inner if axis in node.axes]
+
     def _kept_place(self, node: Expr) -> str:
         position = Index()
-        for axis in self.nest.inner:
+        for axis in self._own_axes(node):
             position = position * axis.extent + Index.of(axis)
         return f"{self._kept[node.number][0]}[{self.parameters.index(position, self.statements.value)}]"
 

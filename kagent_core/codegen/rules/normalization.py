@@ -99,18 +99,14 @@ class Moments:
         return self._rows.share(total(self._rows, index, self._value))
 
     def variance(self, index: Indices) -> Element:
-        """Return the mean square of the differences from the mean: exact where a mean of squares is not.
-
-        The differences' own mean takes back what the rounding of the mean has added (Chan, Golub and LeVeque, "Algorithms
-        for computing the sample variance", 1983: the corrected two-pass algorithm).
-        """
+        """Return the mean square of the differences from the mean: exact where a mean of squares is not."""
         mean = self.mean(index)
 
-        def difference(full: Indices) -> Element:
-            return self._value(full) - mean
+        def square(full: Indices) -> Element:
+            difference = self._value(full) - mean
+            return difference * difference
 
-        rest = self._rows.share(total(self._rows, index, difference))
-        return self._rows.share(total(self._rows, index, lambda full: difference(full) * difference(full))) - rest * rest
+        return self._rows.share(total(self._rows, index, square))
 
     def scale(self, index: Indices, eps: float) -> Element:
         """Return 1 over the standard deviation."""
