@@ -71,6 +71,9 @@ $(READY): constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	@echo "setup: installing into $(VENV), pinned by constraints.txt (a few minutes the first time)"
 	@$(INSTALL) hatchling editables
 	@$(INSTALL) --no-build-isolation --editable '.[demo,dev]' $(foreach plugin,$(PLUGINS),--editable ./$(plugin))
+	@command -v gcc >/dev/null || command -v clang >/dev/null || { \
+		echo "setup: there is no C compiler: installing one into $(VENV)"; \
+		$(INSTALL) --no-build-isolation --editable './plugins/kagent-cpu[compiler]'; }
 	@touch $@
 	@echo "setup: done"
 

@@ -88,10 +88,9 @@ class ExpressionGenerator:
 
     def prefers(self, call: OpCall) -> bool:
         """Return whether a kernel made for one call outranks what the registry's resolver finds."""
+        # written arguments may overlap others in ways that only running tells: a library's kernel checks that
         if len(call.fresh_results) < len(call.outputs):
-            return (
-                False  # written arguments may overlap others in ways that only running tells: a library's kernel checks
-            )
+            return False
         if self._prefers_all:
             return True
         return call.signature in self._rules and not self._library_is_better(call) and self._is_lowered(call)
@@ -148,6 +147,10 @@ class ExpressionGenerator:
             made = _named(self._written(calls, stored), calls)
         except NotLoweredError as error:
             return str(error)
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            names = "+".join(call.signature for call in calls)
+            log.warning("a lowering rule of %s has a bug; no kernel is generated for it", names, exc_info=error)
+            return f"{type(error).__name__} in lowering {names}: {error}"
         with self._lock:
             self._known[pattern] = (made, numbers)
             if len(self._known) > REMEMBERED:

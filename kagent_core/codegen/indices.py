@@ -190,7 +190,7 @@ class Index:
         return total
 
     def _in_steps(self, divisor: int) -> tuple[int, Index, Index] | None:
-        """Return (step, steps, fine): ``self == steps * step + fine``, and `fine` is less than `step`, which divides."""
+        """Return (step, steps, fine): ``self == steps * step + fine``, `fine` is less than `step`, which divides."""
         for step in sorted({math.gcd(divisor, factor) for _, factor in self.terms}, reverse=True):
             if 1 < step < divisor:
                 steps, fine = self._split(step)
@@ -200,7 +200,7 @@ class Index:
         return None
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
-        """Return (whole, rest): ``self == whole * divisor + rest``, `rest` never negative, as much as can be in `whole`."""
+        """Return (whole, rest): ``self == whole * divisor + rest``, `rest` not negative, all that can be in `whole`."""
         whole: list[tuple[Atom, int]] = []
         rest: list[tuple[Atom, int]] = []
         for atom, factor in self.terms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -140,6 +141,10 @@ class Lowering:
         return rule
 
     def _lower(self, call: OpCall, rule: Rule) -> None:
+        if all(spec.numel == 0 for spec in call.outputs):
+            for spec in call.outputs:
+                self._define(call, spec, functools.partial(_no_element, call))
+            return
         arguments = {name: self._argument(value) for name, value in full_arguments(call).items()}
         if rule.kind is LoweringKind.POINTWISE:
             self._lower_pointwise(call, rule, arguments)
@@ -360,6 +365,10 @@ def _seen_through(spec: TensorSpec, base: TensorSpec, index: Indices) -> Indices
     parts = unflatten(offset, [base.shape[dim] for dim in order])
     found = dict(zip(order, parts, strict=True))
     return tuple(found.get(dim, Index()) for dim in range(len(base.shape)))
+
+
+def _no_element(call: OpCall, index: Indices) -> Element:
+    raise NotLoweredError(f"what {call.name} makes has no elements")
 
 
 def _check_rows(stores: Iterable[Store], calls: Sequence[OpCall]) -> None:

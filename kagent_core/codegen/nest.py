@@ -36,7 +36,11 @@ class Nest:
         read = [spec.shape for call in calls for spec in call.inputs]
         same = [shape for shape in made + read if math.prod(shape) == numel]
         kept = math.prod(size for dim, size in enumerate(full) if dim not in dims)
-        cut = [rule.loops(call) for call, rule in zip(calls, rules, strict=True) if rule.loops is not None]
+        cut = [
+            rule.loops(call)
+            for call, rule in zip(calls, rules, strict=True)
+            if rule.loops is not None and call.outputs[0].numel > 0
+        ]
         finer = [shape for shape in cut if math.prod(shape) == numel]
         sizes = refine([full, *same, *finer]) or refine([full, *same]) or full
         flags = _reduced_flags(sizes, full, dims)

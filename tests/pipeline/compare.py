@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -36,10 +36,22 @@ def telling_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
 
 
-def assert_same(got: Any, want: Any, what: str = "", every_stride: bool = True) -> None:
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+}
+"""Relative and absolute ones of ``torch.testing.assert_close``, the narrowest types last."""
+
+
+def assert_same(
+    got: Any, want: Any, what: str = "", every_stride: bool = True, made_from: Collection[torch.dtype] = ()
+) -> None:
     """Assert that values, dtypes, shapes, strides, offsets and need of a gradient are equal, all through.
 
-    With `every_stride` false, only `telling_strides` count.
+    With `every_stride` false, only `telling_strides` count. A floating-point number is as exact as the narrowest of the
+    types that it is `made_from`: a float64 may hold a float32's value.
     """
     got_leaves, got_tree = pytree.tree_flatten(got)
     want_leaves, want_tree = pytree.tree_flatten(want)
@@ -59,7 +71,13 @@ def assert_same(got: Any, want: Any, what: str = "", every_stride: bool = True) 
         assert strides(mine) == strides(theirs), f"{where}: strides {mine.stride()}, eager's {theirs.stride()}"
         assert mine.storage_offset() == theirs.storage_offset(), f"{where}: storage offset differs from eager's"
         assert (mine.is_conj(), mine.is_neg()) == (theirs.is_conj(), theirs.is_neg()), f"{where}: lazy bits differ"
-        torch.testing.assert_close(mine, theirs, equal_nan=True, msg=lambda text, where=where: f"{where}: {text}")
+        closeness: dict[str, float] = {}
+        if made_from and theirs.dtype in TOLERANCES:
+            found = [limits for dtype, limits in TOLERANCES.items() if dtype in (theirs.dtype, *made_from)]
+            closeness = {"rtol": max(rtol for rtol, _ in found), "atol": max(atol for _, atol in found)}
+        torch.testing.assert_close(
+            mine, theirs, equal_nan=True, msg=lambda text, where=where: f"{where}: {text}", **closeness
+        )
 
 
 ALIKE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}

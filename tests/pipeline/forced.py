@@ -6,7 +6,8 @@ draw the random numbers that it drew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,12 +25,12 @@ EVERYWHERE = {"generated_kernels": "all"}
 
 
 @contextmanager
-def generated_everywhere(*, whole_models: bool = False) -> Iterator[list[str]]:
+def generated_everywhere(*, whole_models: bool = False, made_from: Collection[torch.dtype] = ()) -> Iterator[list[str]]:
     """Run every graph twice, for as long as the block lasts; yields the names of those that were.
 
-    Values of `whole_models` are compared on the whole (`assert_alike`), and others one by one.
+    Values of `whole_models` are compared on the whole (`assert_alike`), and others one by one (`assert_same`).
     """
-    compare = assert_alike if whole_models else assert_same
+    compare = assert_alike if whole_models else functools.partial(assert_same, every_stride=False, made_from=made_from)
     names: list[str] = []
     twins: WeakKeyDictionary[CompiledGraph, CompiledGraph] = WeakKeyDictionary()
     run = CompiledGraph.__call__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -36,3 +38,29 @@ def test_costly_values_that_rows_repeat_are_kept(dims, repeats):
 
     check_against_eager(standardized, values(40, 3, 5), **ALL)
     check_against_eager(standardized, values(300, 1, 1), **ALL)
+
+
+def weighted(x):
+    parts = [torch.exp(x * (0.1 + number / 50)) for number in range(10)]
+    return sum(part / part.sum(1, keepdim=True) for part in parts)
+
+
+def columns_of(x):
+    return sum((x * number).amax(0) + (x + number).sum(0) for number in range(1, 11))
+
+
+@pytest.mark.parametrize(("function", "shape"), [(weighted, (2, 8192)), (columns_of, (2000, 128))])
+def test_a_thread_with_a_small_stack(function, shape):
+    """What is kept from one pass to the next, and what threads have found in their parts, lies on the stack."""
+    before = threading.stack_size(256 * 1024)
+    try:
+        compiled = torch.compile(function, backend="kagent", options={"device": "cpu", **ALL})
+        x = values(*shape).double()
+        want, got = compiled(x), []
+        thread = threading.Thread(target=lambda: got.append(compiled(x)))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    torch.testing.assert_close(got[0], want)
+    torch.testing.assert_close(want, function(x))

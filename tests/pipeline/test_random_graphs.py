@@ -225,12 +225,13 @@ def check(arguments, program, device):
 
     torch._dynamo.reset()
     compiled = kagent_core.compile(function, device=device, logs="error")
-    with torch.no_grad(), generated_everywhere():
+    types = {tensor.dtype for tensor in run(program, copy_arguments(arguments))}
+    with torch.no_grad(), generated_everywhere(made_from=types):
         for _ in range(2):
             mine, theirs = copy_arguments(arguments), copy_arguments(arguments)
             want, got = function(*theirs), compiled(*mine)
-            assert_same(got, want, "result", every_stride=False)
-            assert_same(mine, theirs, "arguments")
+            assert_same(got, want, "result", every_stride=False, made_from=types)
+            assert_same(mine, theirs, "arguments", made_from=types)
 
 
 suppressed = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -63,7 +63,7 @@ sums = st.builds(
     st.lists(factors, min_size=len(AXES), max_size=len(AXES)),
     st.integers(-20, 20),
 )
-indices = st.recursive(
+any_index = st.recursive(
     sums,
     lambda inner: st.one_of(
         st.builds(lambda a, b: a + b, inner, inner),
@@ -76,7 +76,7 @@ indices = st.recursive(
 
 
 @settings(max_examples=150, deadline=None)
-@given(indices, indices, st.integers(1, 15), st.integers(-9, 9))
+@given(any_index, any_index, st.integers(1, 15), st.integers(-9, 9))
 def test_index_arithmetic_is_integer_arithmetic(one, other, divisor, factor):
     quotient, remainder = one // divisor, one % divisor
     total, difference, product = one + other, one - other, one * factor

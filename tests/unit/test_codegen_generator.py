@@ -17,6 +17,7 @@ from kagent_core.codegen.generic import GENERIC, GenericKernels
 from kagent_core.codegen.loops import write_loops
 from kagent_core.codegen.lowering import NotLoweredError
 from kagent_core.codegen.rules import RULES
+from kagent_core.codegen.table import RuleTable
 from kagent_core.device import OpenDevice
 from kagent_core.extract.fused_call import fused_call
 from kagent_core.extract.packing import CallPacker
@@ -264,3 +265,16 @@ def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> Non
         making.source(numbered(1, size), {12})
     # 5 was used last when 7 pushed one out
     assert lowered == [5, 6, 7, 6]
+
+
+def test_a_rule_with_a_bug_costs_a_kernel_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(
+        "kagent_core.codegen.generator.log.warning", lambda text, *args, exc_info: told.append(text % args)
+    )
+    rules = RuleTable()
+    rules.pointwise("aten::relu")(lambda self: self / ()[len(self.dtype)])
+    made = program(torch.relu, torch.randn(4))
+    refused = ExpressionGenerator(CLanguage(), write_loops, rules=rules).can_generate(made.calls)
+    assert refused == "IndexError in lowering aten::relu: tuple index out of range"
+    assert told == ["a lowering rule of aten::relu has a bug; no kernel is generated for it"]

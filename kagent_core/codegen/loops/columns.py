@@ -36,6 +36,10 @@ def column_axis(nest: LoopNest) -> Axis | None:
     return found if found.extent >= LEAST_COLUMNS else None
 
 
+SHARED_BYTES = 128 * 1024
+"""Most bytes for what threads find in their parts, since it is the stack that they take: more values, fewer parts."""
+
+
 class Columns(Reducing):
     """Blocks of neighbouring columns.
 
@@ -91,14 +95,16 @@ class Columns(Reducing):
             self._hoist([node.args[0] for node in nodes])
         running = self.accumulators(nodes, cut)
         shared = self._shared if self._shared in axes else None
+        parts = 0
         if shared is not None:
-            size = f"[{parts_of(shared)}][{self._width}]"
+            parts = min(parts_of(shared), max(SHARED_BYTES // (8 * self._width * len(running)), 1))
+            size = f"[{parts}][{self._width}]"
             self.text.add(*(f"{each.running_type} {each.name}_of{size};" for each in running))
         known = set(self.statements.names)
         lines = self.statements.place([node.args[0] for node in nodes], [*({axis} for axis in axes), {self.lane}])
         self.text.add(*lines[0])
         if shared is not None:
-            self.open_parts(shared, parts_of(shared))
+            self.open_parts(shared, parts)
         self._declare(running)
         self.open_pass(axes, cut, running, lines, vectors=False)
         self.open_lanes(self._lanes, lines[-1])
@@ -111,7 +117,7 @@ class Columns(Reducing):
             for each in running:
                 self._at_every_lane(f"{each.name}_of[part][lane] = {each.found('[lane]')};")
             self.close_parts(shared)
-            self._combine(running, parts_of(shared))
+            self._combine(running, parts)
         self._finish(running)
 
     def _declare(self, running: Sequence[Accumulator]) -> None:

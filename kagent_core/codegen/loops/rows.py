@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.dtypes import NBITS, compute_dtype
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import LoopNest, Store
@@ -23,6 +24,9 @@ FEW_ROWS = 16
 
 KEPT_ELEMENTS = 8192
 """Longest row whose costly values are kept from one pass to the next, in memory of the thread's own."""
+
+KEPT_BYTES = 128 * 1024
+"""Most bytes that are kept at once, since it is the stack that they take, and a thread may have little."""
 
 KEPT_COST = 8
 """What a value costs at least to be kept."""
@@ -250,7 +254,11 @@ class Rows(Reducing):
         if not 1 < math.prod(axis.extent for axis in inner) <= KEPT_ELEMENTS:
             return {}
         kept: dict[int, tuple[str, Expr]] = {}
+        left = KEPT_BYTES
         for node in self._costly_in_common():
+            left -= self._nbytes(node)
+            if left < 0:
+                break
             name = self.statements.fresh_name("kept")
             size = " * ".join(self.size(axis) for axis in self._own_axes(node))
             self.text.add(f"{self.language.value_type(node.dtype)} {name}[{size}];")
@@ -286,6 +294,10 @@ class Rows(Reducing):
     def _use_kept(self) -> None:
         for number in self._filled:
             self.statements.name(self._kept[number][1], self._kept_place(self._kept[number][1]))
+
+    def _nbytes(self, node: Expr) -> int:
+        wide = NBITS[compute_dtype(node.dtype)] == 64
+        return (8 if wide else 4) * math.prod(axis.extent for axis in self._own_axes(node))
 
     def _own_axes(self, node: Expr) -> list[Axis]:
         """Return the inner loop variables that a value depends on: it may be computed outside the other loops."""

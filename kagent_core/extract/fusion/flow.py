@@ -92,7 +92,12 @@ class _Writers:
         self._written.setdefault(spec.buffer, []).append((position, spec, spec.ranges))
 
     def of(self, spec: TensorSpec) -> list[int]:
-        """Return the writers whose bytes a tensor holds, the latest first."""
+        """Return the writers whose bytes a tensor holds, the latest first.
+
+        A tensor without elements has its buffer's last writer: it reads nothing, but the buffer must be there.
+        """
+        if spec.numel == 0:
+            return [position for position, _, _ in self._written.get(spec.buffer, ())[-1:]]
         found: list[int] = []
         ranges: tuple[MemRange, ...] = ()
         for position, written, pieces in reversed(self._written.get(spec.buffer, ())):

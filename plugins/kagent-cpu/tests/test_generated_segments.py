@@ -129,6 +129,15 @@ def test_a_planned_result_beside_one_that_the_caller_keeps() -> None:
     torch.testing.assert_close(second, (x.exp() + 1).sin())
 
 
+def test_a_view_without_elements_of_what_a_kernel_could_keep_inside() -> None:
+    def function(x: torch.Tensor) -> Any:
+        y = x + 1
+        return y * 2, y[4:].sort().values, torch.cat([y[4:], y[4:]]).exp()
+
+    for got, want in zip(compiled(function)(torch.arange(4.0)), function(torch.arange(4.0)), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_many_threads() -> None:
     function = compiled(layer)
     w = torch.randn(64)

@@ -1,7 +1,7 @@
 /* aten::add.Tensor */
 /* aten::gelu */
 /* aten::native_layer_norm */
-static void add_gelu_add_native_layer_norm_197eb13899(
+static void add_gelu_add_native_layer_norm_f98a5382cd(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, const f32 *restrict x3,
         const f32 *restrict x4, f32 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for if (n0 * n1 > 10922)
@@ -19,21 +19,16 @@ static void add_gelu_add_native_layer_norm_197eb13899(
         const f32 row_sum = sum_so_far;
         const f32 t = row_sum / (f32)n1;
         f32 sum_so_far_1 = 0;
-        f32 sum_so_far_2 = 0;
-        #pragma omp simd reduction(+:sum_so_far_1) reduction(+:sum_so_far_2)
+        #pragma omp simd reduction(+:sum_so_far_1)
         for (i64 r0 = 0; r0 < n1; r0++) {
             const f32 t_1 = kept[r0] - t;
             sum_so_far_1 += t_1 * t_1;
-            sum_so_far_2 += t_1;
         }
         const f32 row_sum_1 = sum_so_far_1;
-        const f32 row_sum_2 = sum_so_far_2;
-        const f32 c = (f32)n1;
-        const f32 t_2 = row_sum_2 / c;
-        const f32 t_3 = 1.0f / sqrtf(((row_sum_1 / c) - (t_2 * t_2)) + 1e-05f);
+        const f32 t_2 = 1.0f / sqrtf((row_sum_1 / (f32)n1) + 1e-05f);
         #pragma omp simd
         for (i64 r0 = 0; r0 < n1; r0++) {
-            const f32 native_layer_norm = x3[r0] + (((kept[r0] - t) * t_3) * x4[r0]);
+            const f32 native_layer_norm = x3[r0] + (((kept[r0] - t) * t_2) * x4[r0]);
             y0[i0 * n1 + r0] = native_layer_norm;
         }
     }
