@@ -142,8 +142,8 @@ class Lowering:
 
     def _lower(self, call: OpCall, rule: Rule) -> None:
         if all(spec.numel == 0 for spec in call.outputs):
-            for spec in call.outputs:
-                self._define(call, spec, functools.partial(_no_element, call))
+            for empty in call.outputs:
+                self._define(call, empty, functools.partial(_no_element, call))
             return
         arguments = {name: self._argument(value) for name, value in full_arguments(call).items()}
         if rule.kind is LoweringKind.POINTWISE:
