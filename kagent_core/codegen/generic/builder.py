@@ -51,7 +51,11 @@ class Tensor:
         for part, size, stride in zip(index, self.spec.shape, self.spec.strides, strict=True):
             if size != 1 and stride != 0 and part != "0":
                 factor = self._builder.size(stride)
-                terms.append(f"({part})" if factor == "1" else f"({part}) * {factor}")
+                plain = part.isidentifier() or part.isdigit()
+                if factor == "1":
+                    terms.append(part if plain else f"({part})")
+                else:
+                    terms.append(f"{part if plain else f'({part})'} * {factor}")
         return " + ".join(terms) or "0"
 
     def at(self, *index: str) -> str:

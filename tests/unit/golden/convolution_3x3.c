@@ -1,5 +1,5 @@
 /* aten::convolution */
-static void convolution_1886aae471(
+static void convolution_41785867e0(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, f32 *restrict y0, i64 n0, i64 n1, i64 n2,
         i64 n3, i64 n4, i64 n5, i64 n6, i64 n7, i64 n8, i64 n9) {
     #pragma omp parallel for collapse(3) if (1 * 1 * n3 > 2)
@@ -32,7 +32,7 @@ static void convolution_1886aae471(
                             #pragma omp simd
                             for (i64 u_11 = 0; u_11 < l_2; u_11++) {
                                 const i64 j = s_1 + u_11, c_12 = c_3 + u_11;
-                                panel[(p - p_first) * 32 + j - j_first] = (((u64)(c_5 * 1 + c_9 * 1 - 1) < (u64)n5) & ((u64)(c_12 * 1 + c_7 * 1 - 1) < (u64)n4) ? x0[(r_6) * n7 + (g * n6 + r_10) * n8 + ((c_5 * 1 + c_9 * 1 - 1)) * n4 + ((c_12 * 1 + c_7 * 1 - 1))] : 0);
+                                panel[(p - p_first) * 32 + j - j_first] = (((u64)(c_5 * 1 + c_9 * 1 - 1) < (u64)n5) & ((u64)(c_12 * 1 + c_7 * 1 - 1) < (u64)n4) ? x0[r_6 * n7 + (g * n6 + r_10) * n8 + ((c_5 * 1 + c_9 * 1 - 1)) * n4 + ((c_12 * 1 + c_7 * 1 - 1))] : 0);
                             }
                         }
                     }
@@ -98,7 +98,7 @@ static void convolution_1886aae471(
                         #pragma omp simd
                         for (i64 u_43 = 0; u_43 < l_38; u_43++) {
                             const i64 j = s_37 + u_43, c_44 = c_39 + u_43;
-                            y0[(r_42) * n9 + (g * n0 + i) * n8 + (c_41) * n4 + (c_44)] = (f32)((f32)total[(i - i_first) * 32 + j - j_first] + x2[(g * n0 + i)]);
+                            y0[r_42 * n9 + (g * n0 + i) * n8 + c_41 * n4 + c_44] = (f32)((f32)total[(i - i_first) * 32 + j - j_first] + x2[(g * n0 + i)]);
                         }
                     }
                 }

@@ -1,7 +1,7 @@
 /* aten::mm */
 /* aten::add.Tensor */
 /* aten::relu */
-static void mm_add_relu_144d444755(
+static void mm_add_relu_784fdf6772(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, f32 *restrict y0, i64 n0, i64 n1, i64 n2) {
     #pragma omp parallel for collapse(2) if (2 * 2 > 8)
     for (i64 bi = 0; bi < 2; bi++) {
@@ -25,7 +25,7 @@ static void mm_add_relu_144d444755(
                 for (i64 p = p_first; p < p_end; p++) {
                     #pragma omp simd
                     for (i64 j = j_first; j < j_end; j++) {
-                        panel[(p - p_first) * 32 + j - j_first] = x1[(p) * n1 + (j)];
+                        panel[(p - p_first) * 32 + j - j_first] = x1[p * n1 + j];
                     }
                 }
                 for (i64 i = i_first; i < i_end; i += 8) {
@@ -47,14 +47,14 @@ static void mm_add_relu_144d444755(
                         f32 sum_15[32] = {0};
                         f32 sum_16[32] = {0};
                         for (i64 d = 0; d < p_end - p_first; d++) {
-                            const f32 a_17 = x0[(i_1) * n2 + (p_first + d)];
-                            const f32 a_18 = x0[(i_2) * n2 + (p_first + d)];
-                            const f32 a_19 = x0[(i_3) * n2 + (p_first + d)];
-                            const f32 a_20 = x0[(i_4) * n2 + (p_first + d)];
-                            const f32 a_21 = x0[(i_5) * n2 + (p_first + d)];
-                            const f32 a_22 = x0[(i_6) * n2 + (p_first + d)];
-                            const f32 a_23 = x0[(i_7) * n2 + (p_first + d)];
-                            const f32 a_24 = x0[(i_8) * n2 + (p_first + d)];
+                            const f32 a_17 = x0[i_1 * n2 + (p_first + d)];
+                            const f32 a_18 = x0[i_2 * n2 + (p_first + d)];
+                            const f32 a_19 = x0[i_3 * n2 + (p_first + d)];
+                            const f32 a_20 = x0[i_4 * n2 + (p_first + d)];
+                            const f32 a_21 = x0[i_5 * n2 + (p_first + d)];
+                            const f32 a_22 = x0[i_6 * n2 + (p_first + d)];
+                            const f32 a_23 = x0[i_7 * n2 + (p_first + d)];
+                            const f32 a_24 = x0[i_8 * n2 + (p_first + d)];
                             #pragma omp simd
                             for (i64 e = 0; e < 32; e++) {
                                 const f32 b = panel[d * 32 + e];
