@@ -406,11 +406,18 @@ class OpenDevice:
         """Whether the registry has a kernel for a call, or one can be generated."""
         return self.registry.has(call) or self._can_generate(call)
 
-    def kernel_for(self, call: OpCall) -> KernelDescriptor:
+    def kernel_for(self, call: OpCall, prefer_generated: bool = True) -> KernelDescriptor:
         """Return the kernel for one call.
 
         A kernel that was registered comes first. Then, in the order that the code generator prefers, one that the
         registry's resolver finds and one that is generated; at last the registry's default kernel.
+
+        Parameters
+        ----------
+        call
+            The call.
+        prefer_generated
+            Whether the code generator is asked what it prefers; else the resolver's kernel comes first.
 
         Raises
         ------
@@ -421,7 +428,7 @@ class OpenDevice:
         """
         if self.printer is None or self.registry.has_registered(call) or not self._can_generate(call):
             return self.registry.find(call)
-        if self.registry.has_resolved(call) and not self.printer.prefers(call):
+        if self.registry.has_resolved(call) and not (prefer_generated and self.printer.prefers(call)):
             return self.registry.find(call)
         return self.printer.generate([call], call)
 

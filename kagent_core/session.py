@@ -115,6 +115,18 @@ class Session:
         """Return the process's session with the same config, but for the fallback device as its target."""
         return session_for(self.config.replace(device=self.config.fallback_device))
 
+    def for_one_operator(self) -> Session:
+        """Return this session for operators that run by themselves: compiling a kernel for each would not pay.
+
+        Where ``generated_kernels`` is ``auto``, what a device's registry resolves comes before generated kernels.
+        """
+        if self.config.generated_kernels != "auto":
+            return self
+        variant = copy.copy(self)
+        variant.config = self.config.replace(generated_kernels="off")
+        variant.extractor = ExtractorAgent(self.plugins.hooks, variant.config)
+        return variant
+
     def executor_for(self, device: Device) -> ExecutorAgent:
         """Return the device's ExecutorAgent."""
         with self._lock:

@@ -132,7 +132,7 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
     graph.output(_outputs(graph, call, value, flat, overload))
     name = signature_of(overload).replace("::", "_").replace(".", "_")
     module = GraphModule(torch.nn.Module(), graph)
-    return _Single(CompiledGraph(session, CapturedGraph(module, name)), spec)
+    return _Single(CompiledGraph(session.for_one_operator(), CapturedGraph(module, name)), spec)
 
 
 @contextmanager

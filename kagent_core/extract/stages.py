@@ -61,7 +61,8 @@ class DefaultStages:
     @hookimpl(trylast=True)
     def kagent_lookup_kernels(self, ctx: ExtractionContext) -> list[KernelDescriptor]:
         """Find each group's kernel by exact signature. A group that there is none for falls apart."""
-        ctx.fusion, kernels = look_up_kernels(ctx.fusion, ctx.request.calls, ctx.opened)
+        preferred = ctx.config.generated_kernels != "off"
+        ctx.fusion, kernels = look_up_kernels(ctx.fusion, ctx.request.calls, ctx.opened, preferred)
         if log.isEnabledFor(10):
             for calls, kernel in zip(ctx.group_calls(), kernels, strict=True):
                 names, signatures = "+".join(c.name for c in calls), "+".join(c.signature for c in calls)

@@ -13,11 +13,12 @@ from kagent_core.specs import FusionDecision, FusionGroup, FusionPlan, KernelDes
 
 
 def look_up_kernels(
-    plan: FusionPlan, calls: Sequence[OpCall], opened: OpenDevice
+    plan: FusionPlan, calls: Sequence[OpCall], opened: OpenDevice, prefer_generated: bool = True
 ) -> tuple[FusionPlan, list[KernelDescriptor]]:
     """Find a kernel for each group: a registered one, else one that the device's code generator makes.
 
-    A group that there is no kernel for, as a plugin's own analysis may have made it, falls apart.
+    A group that there is no kernel for, as a plugin's own analysis may have made it, falls apart. For single operators
+    see `OpenDevice.kernel_for`.
 
     Returns
     -------
@@ -35,14 +36,18 @@ def look_up_kernels(
     decisions = plan.decisions
     for group in plan.groups:
         members = [by_id[number] for number in group.members]
-        kernel = opened.kernel_for(members[0]) if len(members) == 1 else _fused_kernel(group, members, opened)
+        kernel = (
+            opened.kernel_for(members[0], prefer_generated)
+            if len(members) == 1
+            else _fused_kernel(group, members, opened)
+        )
         if kernel is not None:
             groups.append(group)
             kernels.append(kernel)
             continue
         _check_can_fall_apart(group, members, opened)
         groups.extend(FusionGroup((number,)) for number in group.calls)
-        kernels.extend(opened.kernel_for(call) for call in members)
+        kernels.extend(opened.kernel_for(call, prefer_generated) for call in members)
         decisions = tuple(_apart(decision, group, members) for decision in decisions)
     return FusionPlan(tuple(groups), decisions), kernels
 

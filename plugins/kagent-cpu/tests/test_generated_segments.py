@@ -14,6 +14,9 @@ import pytest
 import torch
 
 import kagent_core
+from kagent_core.config import load_config
+from kagent_core.session import session_for
+from kagent_core.single import run_overload
 from kagent_core.specs import TaskFinished
 from kagent_cpu.replay import CompiledSegment, CpuSegment
 from kagent_cpu.unit import is_generated
@@ -185,6 +188,17 @@ def test_an_observed_run_tells_every_task() -> None:
 def test_who_multiplies_matrices(choice: str, expected: bool) -> None:
     segment = generated(aten.mm, torch.randn(4, 5), torch.randn(5, 6), generated_kernels=choice)
     assert [is_generated(task) for task in segment.segment.tasks] == [expected]
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("off", "aten::exp.out"), ("auto", "aten::exp.out"), ("all", "exp_")])
+def test_an_operator_by_itself_is_not_worth_a_compilation(
+    choice: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "kagent.extract"):
+        config = load_config({"device": "cpu", "generated_kernels": choice})
+        result = run_overload(session_for(config), aten.exp.default, (torch.zeros(3),), {})
+    assert torch.equal(result, torch.ones(3))
+    assert f"looked up aten::exp on cpu, found '{expected}" in caplog.text
 
 
 def test_half_types_round_after_every_operator_unless_told_otherwise() -> None:
