@@ -64,3 +64,50 @@ def test_a_thread_with_a_small_stack(function, shape):
         threading.stack_size(before)
     torch.testing.assert_close(got[0], want)
     torch.testing.assert_close(want, function(x))
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda x: torch.cat([x[:0], x[:0]]),
+        lambda x: x[:0].repeat(2, 1),
+        lambda x: x[:0].flip(0),
+        lambda x: torch.nn.functional.pad(x[:0], (0, 1)),
+        lambda x: x[:0].roll(1, 0),
+        lambda x: torch.stack([x[:0], x[:0]]),
+        lambda x: x[:0].softmax(1),
+        lambda x: x[:0].tril(),
+        lambda x: x[torch.zeros(0, dtype=torch.long)],
+    ],
+)
+def test_what_has_no_elements_beside_what_has(empty):
+    """One group, in which an operator makes nothing."""
+
+    def both(x):
+        x = x * 2
+        return empty(x) + 1, x + 1, empty(x).sum() + x
+
+    check_against_eager(both, values(4, 3), **ALL)
+    check_against_eager(both, values(4, 3))
+
+
+def test_infinite_scores_have_no_weight():
+    """A maximum that ignores NaN makes the same softmax: NaN comes in by the sum."""
+    x = values(6, 40)
+    x[1, 3], x[2, 5], x[3] = float("nan"), float("inf"), float("-inf")
+    x[4, ::2] = float("-inf")
+    for function in (
+        lambda x: torch.softmax(x * 2, -1),
+        lambda x: torch.softmax(x, 0),
+        lambda x: (x + 1).log_softmax(1),
+    ):
+        check_against_eager(function, x, **ALL)
+
+
+@pytest.mark.parametrize("shape", [(100, 70), (33, 65), (3, 40, 37), (32, 32), (8, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64, torch.bfloat16, torch.int8, torch.bool])
+def test_transposed_blocks(dtype, shape):
+    x = (values(*shape) * 9).to(dtype)
+    check_against_eager(
+        lambda x: x.transpose(-1, -2) | x.new_ones(()) if dtype is torch.bool else x.mT.contiguous() * 2, x
+    )
