@@ -64,6 +64,8 @@ def written_slice(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
 
 def written_by(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     x = pick(tensors, a)
+    if torch._debug_has_internal_overlap(x) == 1:
+        raise RuntimeError("eager takes this where a tensor is copied into itself; Dynamo says that it must not")
     x.copy_(pick(tensors, b).to(x.dtype))  # torch 2.13 loses a 0-dim copy_ between dtypes in capture, aot_eager too
     return x + 1
 
