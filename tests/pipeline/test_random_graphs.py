@@ -78,19 +78,19 @@ def rows_at(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     """Rows of one tensor, at places that another one computes."""
     x, places = pick(tensors, a), pick(tensors, b)
     # contiguous: of transposed places, torch's meta kernel lays the result out otherwise than eager
-    return x[((places.long() + c) % x.shape[0]).contiguous()]
+    return x[((places.nan_to_num(0).long() + c) % x.shape[0]).contiguous()]
 
 
 def gathered(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     x = pick(tensors, a)
     dim = dim_of(x, b)
-    return x.gather(dim, (x * 3).long() % x.shape[dim])
+    return x.gather(dim, (x * 3).nan_to_num(0).long() % x.shape[dim])
 
 
 def scattered(tensors: Sequence[Tensor], a: int, b: int, c: int) -> Tensor:
     x = pick(tensors, a)
     dim = dim_of(x, b)
-    return x.scatter_add(dim, (x * 3).long() % x.shape[dim], x.flip(0))
+    return x.scatter_add(dim, (x * 3).nan_to_num(0).long() % x.shape[dim], x.flip(0))
 
 
 STEPS: dict[str, Step] = {
@@ -99,7 +99,7 @@ STEPS: dict[str, Step] = {
     "tanh": unary(torch.tanh),
     "abs": unary(torch.abs),
     "bfloat": unary(lambda x: x.bfloat16()),
-    "small": unary(lambda x: (x * 3).clamp(-9, 9).to(torch.int8)),
+    "small": unary(lambda x: (x * 3).nan_to_num(0).clamp(-9, 9).to(torch.int8)),
     "clamp": lambda t, a, b, c: pick(t, a).clamp(b % 4 - 2, c % 4),
     "divide": lambda t, a, b, c: pick(t, a) / (1 + b % 3),
     "floor divide": lambda t, a, b, c: pick(t, a) // (1 + b % 3),
@@ -129,7 +129,7 @@ STEPS: dict[str, Step] = {
     "sin": unary(torch.sin),
     "sign": unary(torch.sign),
     "float": unary(lambda x: x.float()),
-    "long": unary(lambda x: (x * 3).clamp(-9, 9).long()),
+    "long": unary(lambda x: (x * 3).nan_to_num(0).clamp(-9, 9).long()),  # NaN has no integer
     "half": unary(lambda x: x.half()),
     "positive": unary(lambda x: x > 0),
     "softmax": along(lambda x, d: x.float().softmax(d)),
