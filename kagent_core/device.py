@@ -348,7 +348,7 @@ class CodeGenerator(Protocol):
     def prefers(self, call: OpCall) -> bool:
         """Return whether a kernel made for one call outranks what the registry's resolver finds.
 
-        It never outranks a kernel that was registered. Asked only where `can_generate` is None for the call.
+        It never outranks a kernel that was registered. Asked before `can_generate`, for any call.
         """
 
     def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
@@ -426,11 +426,12 @@ class OpenDevice:
         RegistryError
             When two kernels tie.
         """
-        if self.printer is None or self.registry.has_registered(call) or not self._can_generate(call):
+        if self.printer is None or self.registry.has_registered(call):
             return self.registry.find(call)
+        # what the generator prefers is asked first: making a kernel costs more, and nothing is made to be passed over
         if self.registry.has_resolved(call) and not (prefer_generated and self.printer.prefers(call)):
             return self.registry.find(call)
-        return self.printer.generate([call], call)
+        return self.printer.generate([call], call) if self._can_generate(call) else self.registry.find(call)
 
     def _can_generate(self, call: OpCall) -> bool:
         return self.printer is not None and self.printer.can_generate([call]) is None

@@ -10,6 +10,7 @@ import torch
 from kagent_core.capture.schemas import resolve_overload, schema_of, signature_of
 from kagent_core.codegen.generic import GENERIC
 from kagent_core.codegen.rules import RULES
+from kagent_core.errors import SignatureError
 
 _DRAWS = "draws random numbers, which must be those that PyTorch's own generator gives"
 
@@ -60,9 +61,8 @@ def core_operators() -> Iterator[torch._ops.OpOverload]:
             continue
         try:
             overload = resolve_overload(name)
-        except Exception as error:  # noqa: BLE001  what torch registers without an overload to call
-            del error
-            continue
+        except SignatureError:
+            continue  # torch registers it without an overload to call
         if torch.Tag.core in overload.tags:
             yield overload
 

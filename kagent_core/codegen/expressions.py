@@ -20,7 +20,7 @@ from kagent_core.codegen.primitives import PRIMITIVES, Result
 from kagent_core.specs import TensorSpec
 
 REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "any", "all")
-"""Kinds of reductions. An empty one gives 0, 1, the least value, the greatest value, false and true."""
+"""Kinds of reductions; ``fmax`` ignores NaN. Of no elements, sum and any are 0, prod and all 1; the others are not."""
 
 INTEGER_DIVISIONS = frozenset({"trunc_div", "floor_div", "rem", "fmod"})
 """Primitives that, of integers, report a division by zero."""
@@ -115,15 +115,12 @@ class Check:
         The index must be from ``-size`` to ``size - 1``; negative ones count from the end where `wraps`.
     wraps
         Whether negative ones are taken.
-    what
-        The operator's name.
     error
         What PyTorch raises: IndexError, or RuntimeError.
     """
 
     size: int
     wraps: bool
-    what: str
     error: type[Exception] = IndexError
 
     def __str__(self) -> str:
@@ -231,14 +228,14 @@ class Expressions:
         """Return the bits of a value as another type of the same size."""
         return value if value.dtype == dtype else self._make("bitcast", (value,), dtype, None, value.axes)
 
-    def checked(self, value: Expr, size: int, wraps: bool, what: str, error: type[Exception] = IndexError) -> Expr:
+    def checked(self, value: Expr, size: int, wraps: bool, error: type[Exception] = IndexError) -> Expr:
         """Return an index from 0 to `size` - 1, made from an int64 value that the kernel checks.
 
         Under a condition (`masked`), the index counts only where it holds.
         """
         axes = value.axes | (self._mask.axes if self._mask is not None else frozenset())
         args = (value,) if self._mask is None else (value, self._mask)
-        return self._make("checked", args, "int64", Check(size, wraps, what, error), axes)
+        return self._make("checked", args, "int64", Check(size, wraps, error), axes)
 
     def reduce(self, kind: str, value: Expr, axes: tuple[Axis, ...]) -> Expr:
         """Return a reduction of a value over some loop variables."""

@@ -168,7 +168,7 @@ class Statements:
         """
         lines: list[list[str]] = [[] for _ in range(len(loops) + 1)]
         nodes = self._missing(roots)
-        uses = Counter(arg.number for node in nodes for arg in operands(node) if not _is_opaque(node))
+        uses = Counter(arg.number for node in nodes for arg in operands(node) if node.op != "reduce")
         uses.update(root.number for root in roots)
         for node in nodes:  # a spelling that repeats its operands must not repeat their computation
             if node.op in REPEATING or (node.op == "checked" and node.payload.wraps):
@@ -304,10 +304,6 @@ def _is_loop_variable(node: Expr) -> bool:
         return False
     [(atom, factor)] = node.payload.terms
     return isinstance(atom, Axis) and factor == 1
-
-
-def _is_opaque(node: Expr) -> bool:
-    return node.op == "reduce"
 
 
 def _short_name(node: Expr) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from kagent_core.capture.schemas import schema_of
 from kagent_core.errors import KernelExecutionError
 from kagent_core.execute.host import view_of
 from kagent_core.specs import KernelTask, OpCall, TensorSpec, flatten_tensors
@@ -65,28 +65,15 @@ def as_eager_fails(
         return tensor_of(value)
 
     for call in task.calls:
-        schema = schema_of(call.overload)
         given = {name: value_of(value) for name, value in call.arguments.items()}
-        keywords = {a.name for a in schema.arguments if a.keyword_only}
-        names = [a.name for a in schema.arguments if a.name not in keywords]
-        by_place = [given.pop(name) for name in names if name in given] if _has_no_gap(names, given) else []
         try:
             with torch.no_grad():
-                results = call.overload(*by_place, **given)
+                results = call.overload(**given)
         except Exception as error:  # noqa: BLE001  that is what is looked for
             failure = kernel_failure(task, error, call)
             failure.__cause__ = error
             return failure
-        returned = [leaf for leaf in _leaves(results) if isinstance(leaf, torch.Tensor)]
+        returned = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
         for spec, tensor in zip(flatten_tensors(tuple(call.results)), returned, strict=False):
             made[spec.buffer] = (tensor, spec)
     return kernel_failure(task, otherwise)
-
-
-def _has_no_gap(names: list[str], given: dict[str, Any]) -> bool:
-    there = [name in given for name in names]
-    return there == sorted(there, reverse=True)
-
-
-def _leaves(value: Any) -> list[Any]:
-    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, (list, tuple)) else [value]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from kagent_core.codegen.c_family import REPORT, CFamily
+from kagent_core.codegen.c_family import GRAIN, REPORT, CFamily
 from kagent_core.codegen.dtypes import HALVES
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
@@ -15,9 +15,6 @@ from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
 from kagent_core.codegen.primitives import PRIMITIVES
 from kagent_core.codegen.text import Text
 from kagent_core.codegen.writer import Parameters, Statements, loads_of
-
-GRAIN = 32768
-"""Steps of cheap loops below which no second thread is worth waking (ATen's ``at::internal::GRAIN_SIZE``)."""
 
 
 class Form(ABC):

@@ -6,12 +6,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.c_family import GRAIN, CFamily
 from kagent_core.codegen.dtypes import NBITS, compute_dtype
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import LoopNest, Store
-from kagent_core.codegen.loops.form import GRAIN, Form, by_stride
+from kagent_core.codegen.loops.form import Form, by_stride
 from kagent_core.codegen.loops.reductions import CHUNK, EXTREMES, LANES, PARTS, Accumulator, chunked, passes
 from kagent_core.codegen.primitives import PRIMITIVES
 from kagent_core.codegen.text import bare

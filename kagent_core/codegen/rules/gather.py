@@ -25,27 +25,22 @@ class Lookup:
         The lowering.
     tensor
         What is read.
-    what
-        The operator's name.
     wraps
         Whether negative indices count from the end.
     error
         What eager PyTorch raises.
     """
 
-    def __init__(
-        self, k: Lowering, tensor: Operand, what: str, wraps: bool = False, error: type[Exception] = IndexError
-    ) -> None:
+    def __init__(self, k: Lowering, tensor: Operand, wraps: bool = False, error: type[Exception] = IndexError) -> None:
         self._k = k
         self._tensor = tensor
-        self._what = what
         self._wraps = wraps
         self._error = error
 
     def checked(self, value: Element, size: int) -> Element:
         """Return the place that an index means."""
         expressions = self._k.expressions
-        expr = expressions.checked(value.to("int64").expr, size, self._wraps, self._what, self._error)
+        expr = expressions.checked(value.to("int64").expr, size, self._wraps, self._error)
         return Element(expr, expressions)
 
     def at(self, index: Sequence[Index | None], computed: Sequence[Element]) -> Element:
@@ -80,7 +75,7 @@ def _index_refusal(call: OpCall) -> str | None:
 
 @gathering("aten::embedding", accepts=_index_refusal)
 def embedding(k: Lowering, weight: Operand, indices: Operand, **_: Any) -> At:
-    rows = Lookup(k, weight, "embedding")
+    rows = Lookup(k, weight)
     return lambda index: rows.at([None, index[-1]], [indices.at(index[:-1])])
 
 
@@ -88,7 +83,7 @@ def embedding(k: Lowering, weight: Operand, indices: Operand, **_: Any) -> At:
 def index_select(k: Lowering, self: Operand, dim: int, index: Operand) -> At:
     dim = wrapped(dim, len(self.shape))
     error = RuntimeError if len(self.shape) > 1 and dim == 1 else IndexError  # as ATen's kernel for that dimension
-    rows = Lookup(k, self, "index_select", error=error)
+    rows = Lookup(k, self, error=error)
 
     def at(place: Indices) -> Element:
         if not self.shape:
@@ -102,7 +97,7 @@ def index_select(k: Lowering, self: Operand, dim: int, index: Operand) -> At:
 @gathering("aten::gather", accepts=_index_refusal)
 def gather(k: Lowering, self: Operand, dim: int, index: Operand, sparse_grad: bool) -> At:
     dim = wrapped(dim, len(self.shape))
-    rows = Lookup(k, self, "gather", error=RuntimeError)
+    rows = Lookup(k, self, error=RuntimeError)
 
     def at(place: Indices) -> Element:
         chosen = index.at(place)
@@ -120,7 +115,7 @@ def _scalar(rows: Lookup, tensor: Operand, chosen: Element) -> Element:
 
 @gathering("aten::take", accepts=_index_refusal)
 def take(k: Lowering, self: Operand, index: Operand) -> At:
-    places = Lookup(k, self, "take", wraps=True)
+    places = Lookup(k, self, wraps=True)
 
     def at(place: Indices) -> Element:
         position = places.checked(index.at(place), self.numel)
@@ -140,7 +135,7 @@ def _is_adjacent(dims: Sequence[int]) -> bool:
 
 @gathering("aten::index.Tensor", "aten::_unsafe_index.Tensor", accepts=_index_refusal)
 def index_tensor(k: Lowering, self: Operand, indices: tuple[Operand | None, ...]) -> At:
-    rows = Lookup(k, self, "index", wraps=True)
+    rows = Lookup(k, self, wraps=True)
     return lambda index: _indexed(rows, self, indices, index)
 
 
@@ -159,7 +154,7 @@ def _indexed(rows: Lookup, tensor: Operand, indices: tuple[Operand | None, ...],
 
 @gathering("aten::_unsafe_masked_index", accepts=_index_refusal)
 def masked_index(k: Lowering, self: Operand, mask: Operand, indices: tuple[Operand | None, ...], fill: Any) -> At:
-    rows = Lookup(k, self, "_unsafe_masked_index", wraps=True)
+    rows = Lookup(k, self, wraps=True)
 
     def at(index: Indices) -> Element:
         holds = mask.broadcast_at(index).to("bool")

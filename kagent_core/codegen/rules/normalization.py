@@ -28,14 +28,19 @@ def _keeps_type(call: Any) -> str | None:
     return "half types are to become float32" if call.arguments.get("half_to_float") else None
 
 
+def _top_and_weights(rows: Reduced, operand: Operand, index: Indices) -> tuple[Element, Element]:
+    """Return a row's greatest element, and the sum of exp of each element less it."""
+    # a NaN need not be the greatest: it makes the sum NaN, and so the whole row
+    top = rows.reduce("fmax", index, lambda full: operand.at(full).compute())
+    return top, total(rows, index, lambda full: (operand.at(full).compute() - top).op("exp"))
+
+
 @rows_rule("aten::_softmax", accepts=_keeps_type)
 def softmax(k: Lowering, self: Operand, dim: int, half_to_float: bool) -> At:
     rows = k.reduced(self.shape, dim)
 
     def at(index: Indices) -> Element:
-        # a NaN need not be the greatest: it makes the sum NaN, and so the whole row
-        top = rows.reduce("fmax", index, lambda full: self.at(full).compute())
-        weights = total(rows, index, lambda full: (self.at(full).compute() - top).op("exp"))
+        top, weights = _top_and_weights(rows, self, index)
         return (self.at(index).compute() - top).op("exp") * (1 / weights)
 
     return at
@@ -46,9 +51,7 @@ def log_softmax(k: Lowering, self: Operand, dim: int, half_to_float: bool) -> At
     rows = k.reduced(self.shape, dim)
 
     def at(index: Indices) -> Element:
-        # a NaN need not be the greatest: it makes the sum NaN, and so the whole row
-        top = rows.reduce("fmax", index, lambda full: self.at(full).compute())
-        weights = total(rows, index, lambda full: (self.at(full).compute() - top).op("exp"))
+        top, weights = _top_and_weights(rows, self, index)
         return self.at(index).compute() - top - weights.op("log")
 
     return at

@@ -11,7 +11,7 @@ from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Segment
 from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten_tensors
 from kagent_cpu.aten import AtenKernel
-from kagent_cpu.unit import TranslationUnit, is_generated, names_of
+from kagent_cpu.unit import TranslationUnit, is_generated
 
 _PLAIN = (int, bool, str, type(None))
 _FINISHED = "finished"
@@ -125,7 +125,8 @@ class SegmentWriter:
                 shift = nbytes - base.storage_offset * base.dtype.itemsize
                 self._emit(f"table[{slot}] = {written[name]}" + (f" + {shift}" if shift else ""))
         self._task = begin
-        self._emit(f"{self._run_call(tasks)}  # {names_of(tasks)}", observed=False)
+        names = ", ".join(task.name for task in tasks)
+        self._emit(f"{self._run_call(tasks)}  # {names}", observed=False)
         for self._task, task in enumerate(tasks, begin):
             slots = unit.slots[task.id]
             self._emit(f"{self._run_call([task])}  {self._comment(task)}", observed=True)

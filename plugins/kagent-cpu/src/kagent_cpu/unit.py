@@ -9,7 +9,7 @@ on sizes or addresses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, INDEX_OUT_OF_RANGE, REPORT
@@ -133,8 +133,3 @@ def reported_error(code: int) -> Exception:
     if code == DIVISION_BY_ZERO:
         return RuntimeError("ZeroDivisionError")
     raise ValueError(f"no kernel reports {code}")
-
-
-def names_of(tasks: Iterable[KernelTask]) -> str:
-    """Return the names of some tasks' operators, for a comment."""
-    return ", ".join(task.name for task in tasks)
