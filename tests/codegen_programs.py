@@ -17,9 +17,9 @@ from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.loops import write_loops
 from kagent_core.codegen.rules import RULES
 from kagent_core.config import load_config
+from kagent_core.native import find_compiler, load
 from kagent_core.specs import Program, TensorSpec, flatten_tensors
 from kagent_cpu.language import CLanguage
-from kagent_cpu.native import find_compiler, load
 
 Function = Callable[..., Any]
 

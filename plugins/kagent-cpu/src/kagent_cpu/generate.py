@@ -11,9 +11,9 @@ from kagent_core.codegen.loops import write_loops
 from kagent_core.codegen.rules import RULES
 from kagent_core.config import Config
 from kagent_core.inspect.logs import get_logger
+from kagent_core.native import Library, find_compiler, load, why_no_compiler
 from kagent_core.specs import OpCall
 from kagent_cpu.language import CLanguage
-from kagent_cpu.native import Library, find_compiler, load, why_no_compiler
 
 log = get_logger("codegen")
 

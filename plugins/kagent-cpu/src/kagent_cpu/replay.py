@@ -21,9 +21,9 @@ from kagent_core.errors import KernelExecutionError
 from kagent_core.execute.failure import as_eager_fails, kernel_failure
 from kagent_core.execute.host import empty_like_spec, view_of
 from kagent_core.inspect.logs import get_logger
+from kagent_core.native import Library
 from kagent_core.specs import DType, KernelTask, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
-from kagent_cpu.native import Library
 from kagent_cpu.unit import reported_error
 
 log = get_logger("execute")

@@ -9,7 +9,7 @@ import ctypes
 import re
 from pathlib import Path
 
-from kagent_cpu.native.symbols import provider
+from kagent_core.native.symbols import provider
 
 _RUNTIME = re.compile(r"/lib(gomp|omp|iomp5)\b[^/]*\.(so|dylib)[^/]*$")
 # torch's own libraries that call OpenMP, as the platforms name them

@@ -3,7 +3,7 @@
 Nothing here knows what the functions compute.
 """
 
-from kagent_cpu.native.compiler import Compiler, find_compiler, why_no_compiler
-from kagent_cpu.native.library import Library, load
+from kagent_core.native.compiler import Compiler, find_compiler, why_no_compiler
+from kagent_core.native.library import Library, load
 
 __all__ = ["Compiler", "Library", "find_compiler", "load", "why_no_compiler"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kagent_core.errors import CompilationError
 from kagent_core.inspect.logs import get_logger
-from kagent_cpu.native.cache import Entry, LibraryCache, cache_key
-from kagent_cpu.native.compiler import Compiler
+from kagent_core.native.cache import Entry, LibraryCache, cache_key
+from kagent_core.native.compiler import Compiler
 
 
 @dataclass(frozen=True)

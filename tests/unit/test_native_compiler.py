@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from kagent_core.errors import CompilationError, ConfigError
-from kagent_cpu.native import Compiler, find_compiler, load, why_no_compiler
-from kagent_cpu.native import compiler as compiler_module
-from kagent_cpu.native.flags import candidates, no_threads_reason
-from kagent_cpu.native.openmp import mapped_runtimes, torch_runtime
+from kagent_core.native import Compiler, find_compiler, load, why_no_compiler
+from kagent_core.native import compiler as compiler_module
+from kagent_core.native.flags import candidates, no_threads_reason
+from kagent_core.native.openmp import mapped_runtimes, torch_runtime
 
 GCC = shutil.which("gcc") or "gcc"
 
@@ -248,7 +248,7 @@ import ctypes, threading
 from pathlib import Path
 SOURCE = '''{THREADS}'''
 def load_threads():
-    from kagent_cpu.native import find_compiler, load
+    from kagent_core.native import find_compiler, load
     return load(SOURCE, CACHE, find_compiler()).function("threads")
 def team(call):
     out = (ctypes.c_int * 64)()
@@ -263,7 +263,7 @@ def test_there_is_one_openmp_runtime_whatever_is_imported_first(tmp_path: Path, 
     program = f"{LOAD_THREADS}CACHE = Path({str(tmp_path)!r})\n"
     program += "import torch\ncall = load_threads()\n" if first == "torch" else "call = load_threads()\nimport torch\n"
     program += "team(call); torch.rand(1 << 20).exp_()\n"
-    program += "from kagent_cpu.native.openmp import mapped_runtimes\nprint(*mapped_runtimes(), sep='\\n')"
+    program += "from kagent_core.native.openmp import mapped_runtimes\nprint(*mapped_runtimes(), sep='\\n')"
     runtimes = run_python(program)
     assert len(runtimes) == 1
     assert Path(runtimes[0]).samefile(str(torch_runtime()))
@@ -292,7 +292,7 @@ def test_finding_a_compiler_starts_no_thread() -> None:
     program = """
     import os, torch
     before = len(os.listdir("/proc/self/task"))
-    from kagent_cpu.native import find_compiler
+    from kagent_core.native import find_compiler
     assert find_compiler() is not None
     print(len(os.listdir("/proc/self/task")) - before)
     """
@@ -319,7 +319,7 @@ def test_a_runtime_of_another_name_is_linked_instead_of_the_systems(tmp_path: Pa
         import ctypes
         ctypes.CDLL({str(runtime)!r})
         ctypes.CDLL({str(output)!r})
-        from kagent_cpu.native.openmp import mapped_runtimes
+        from kagent_core.native.openmp import mapped_runtimes
         print(*mapped_runtimes(), sep="\\n")
     """)
     assert loaded == [str(runtime)]

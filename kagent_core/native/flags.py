@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_cpu.native.symbols import vector_math_library
+from kagent_core.native.symbols import vector_math_library
 
 # -O3 is for code that keeps a tile in registers: it unrolls the loops over the tile, which -O2 does not, and such
 # code ran three times faster. The two that relax arithmetic change no value: no caller reads errno or the flags of

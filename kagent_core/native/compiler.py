@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from kagent_core.errors import ConfigError
-from kagent_cpu.native.flags import FlagSet, candidates, no_threads_reason
-from kagent_cpu.native.openmp import mapped_runtimes, torch_runtime
+from kagent_core.native.flags import FlagSet, candidates, no_threads_reason
+from kagent_core.native.openmp import mapped_runtimes, torch_runtime
 
 Kind = Literal["gcc", "clang", "zig"]
 

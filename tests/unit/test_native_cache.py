@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from kagent_core.errors import CompilationError, ConfigError
-from kagent_cpu.native import Compiler, find_compiler, load, why_no_compiler
-from kagent_cpu.native import cache as cache_module
-from kagent_cpu.native.cache import LibraryCache, cache_key
+from kagent_core.native import Compiler, find_compiler, load, why_no_compiler
+from kagent_core.native import cache as cache_module
+from kagent_core.native.cache import LibraryCache, cache_key
 
 SOURCE = "void answer(const long long *table) { ((long long *)table[0])[0] = 42; }\n"
 
@@ -45,7 +45,7 @@ def counted(compiler: Compiler, tmp_path: Path):
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a directory into which nobody can write, not even root."""
     directory = tmp_path / "read-only"
-    (directory / "cpu").mkdir(parents=True, mode=0o700)
+    (directory / "native").mkdir(parents=True, mode=0o700)
     mkstemp = cache_module.tempfile.mkstemp
 
     def refuse(*args: object, **kwargs: object):
@@ -82,8 +82,8 @@ def test_the_second_time_comes_from_the_cache(counted, tmp_path: Path) -> None:
 def test_the_source_lies_beside_the_library(compiler: Compiler, tmp_path: Path) -> None:
     entry = LibraryCache(tmp_path).entry(SOURCE, compiler)
     assert entry.source.read_text(encoding="utf-8") == SOURCE
-    assert entry.source == tmp_path / "cpu" / f"{cache_key(SOURCE, compiler)}.c"
-    assert set((tmp_path / "cpu").iterdir()) == {entry.source, entry.path}
+    assert entry.source == tmp_path / "native" / f"{cache_key(SOURCE, compiler)}.c"
+    assert set((tmp_path / "native").iterdir()) == {entry.source, entry.path}
 
 
 def test_the_key_holds_all_that_decides_the_code(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_a_failing_compilation_leaves_only_its_source(compiler: Compiler, tmp_pa
     bad = "void f(void) {\n  x = 1;\n  y = 2;\n}\n"
     with pytest.raises(CompilationError, match=r"failed with exit code 1 .*'x' undeclared") as caught:
         LibraryCache(tmp_path).entry(bad, compiler)
-    source = tmp_path / "cpu" / f"{cache_key(bad, compiler)}.c"
+    source = tmp_path / "native" / f"{cache_key(bad, compiler)}.c"
     assert source.read_text(encoding="utf-8") == bad
-    assert list((tmp_path / "cpu").iterdir()) == [source]
+    assert list((tmp_path / "native").iterdir()) == [source]
     assert "'y' undeclared" in caught.value.message
     assert str(source) in str(caught.value.hint)
     assert shlex.join((*compiler.command, *compiler.flags)) in str(caught.value.hint)
@@ -154,14 +154,14 @@ def test_the_directory_is_private(compiler: Compiler, tmp_path: Path, umask: int
         LibraryCache(tmp_path / "made").entry(SOURCE, compiler)
     finally:
         os.umask(before)
-    assert (tmp_path / "made" / "cpu").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "made" / "native").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
 def test_a_directory_that_others_can_write_to_is_refused(compiler: Compiler, tmp_path: Path, mode: int) -> None:
     cache = LibraryCache(tmp_path)
     cache.entry(SOURCE, compiler)
-    (tmp_path / "cpu").chmod(mode)
+    (tmp_path / "native").chmod(mode)
     with pytest.raises(ConfigError, match=f"has mode {mode:04o}") as caught:
         cache.entry(SOURCE, compiler)
     assert "chmod 700" in str(caught.value.hint)
@@ -178,7 +178,7 @@ def test_a_directory_of_another_user_is_refused(
 
 
 def test_a_file_in_the_directorys_place_is_refused(compiler: Compiler, tmp_path: Path) -> None:
-    (tmp_path / "cpu").write_text("")
+    (tmp_path / "native").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         LibraryCache(tmp_path).entry(SOURCE, compiler)
 
@@ -210,8 +210,8 @@ def test_the_private_directory_may_vanish(compiler: Compiler, read_only: Path) -
 def test_the_private_directory_ends_with_the_process_that_made_it(compiler: Compiler, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")  # a file: no directory can be made below it
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom kagent_cpu.native import find_compiler\n"
-        "from kagent_cpu.native.cache import LibraryCache\n"
+        "import os, sys\nfrom pathlib import Path\nfrom kagent_core.native import find_compiler\n"
+        "from kagent_core.native.cache import LibraryCache\n"
         f"path = LibraryCache(Path({str(tmp_path / 'cache')!r})).entry({SOURCE!r}, find_compiler()).path\n"
         "if os.fork() == 0:\n    sys.exit()\n"
         "os.wait()\nprint(path.exists(), path.parent)"
@@ -224,10 +224,10 @@ def test_the_private_directory_ends_with_the_process_that_made_it(compiler: Comp
 
 def test_what_is_in_a_read_only_directory_is_used(compiler: Compiler, tmp_path: Path, read_only: Path) -> None:
     written = LibraryCache(tmp_path / "writable").entry(SOURCE, compiler)
-    shutil.copy(written.path, read_only / "cpu")
+    shutil.copy(written.path, read_only / "native")
     entry = LibraryCache(read_only).entry(SOURCE, compiler)
     assert entry.from_cache
-    assert entry.path.parent == read_only / "cpu"
+    assert entry.path.parent == read_only / "native"
 
 
 # ---- many at once --------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_what_is_in_a_read_only_directory_is_used(compiler: Compiler, tmp_path: 
 
 def test_many_processes_that_build_the_same_all_succeed(compiler: Compiler, tmp_path: Path) -> None:
     program = (
-        "import ctypes, sys\nfrom pathlib import Path\nfrom kagent_cpu.native import find_compiler, load\n"
+        "import ctypes, sys\nfrom pathlib import Path\nfrom kagent_core.native import find_compiler, load\n"
         "compiler = find_compiler()\nprint('ready', flush=True)\nsys.stdin.readline()\n"
         "out = ctypes.c_longlong()\ntable = (ctypes.c_longlong * 1)(ctypes.addressof(out))\n"
         f"load({SOURCE!r}, Path({str(tmp_path)!r}), compiler).function('answer')(ctypes.addressof(table))\n"
@@ -255,7 +255,7 @@ def test_many_processes_that_build_the_same_all_succeed(compiler: Compiler, tmp_
         worker.stdin.flush()
     outputs = [worker.communicate() for worker in workers]
     assert [out for out, _ in outputs] == ["42\n"] * 4, outputs
-    assert not list((tmp_path / "cpu").glob("tmp-*"))
+    assert not list((tmp_path / "native").glob("tmp-*"))
     assert LibraryCache(tmp_path).entry(SOURCE, compiler).from_cache
 
 
@@ -330,7 +330,7 @@ def test_a_library_that_lacks_a_symbol_is_an_error(compiler: Compiler, tmp_path:
 
 
 def test_a_whole_entry_that_cannot_be_loaded_is_compiled_again(compiler: Compiler, tmp_path: Path) -> None:
-    directory, key = tmp_path / "cpu", cache_key(SOURCE, compiler)
+    directory, key = tmp_path / "native", cache_key(SOURCE, compiler)
     directory.mkdir(mode=0o700)
     alien = b"made for another C library"
     (directory / cache_module._name(key, alien)).write_bytes(alien)
@@ -342,7 +342,7 @@ def test_a_whole_entry_that_cannot_be_loaded_is_compiled_again(compiler: Compile
 def test_a_forked_process_does_not_wait_for_its_parents_threads(compiler: Compiler, tmp_path: Path) -> None:
     program = (
         "import dataclasses, os, signal, threading, time\nfrom pathlib import Path\n"
-        "from kagent_cpu.native import find_compiler, load\n"
+        "from kagent_core.native import find_compiler, load\n"
         f"directory, compiler = Path({str(tmp_path)!r}), find_compiler()\n"
         "script, started = directory / 'slow-cc', directory / 'started'\n"
         "script.write_text(f'#!/bin/sh\\ntest -e {started} || {{ touch {started}; sleep 1; }}\\n'"

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from kagent_core.errors import CompilationError, ConfigError
 from kagent_core.inspect.logs import get_logger
-from kagent_cpu.native.compiler import Compiler, first_errors, run_tool
-from kagent_cpu.native.machine import machine_identity
+from kagent_core.native.compiler import Compiler, first_errors, run_tool
+from kagent_core.native.machine import machine_identity
 
-SUBDIRECTORY = "cpu"
+SUBDIRECTORY = "native"
 _HEX_DIGITS = 32
 _ERROR_LINES = 5
 
@@ -70,7 +70,7 @@ def cache_key(source: str, compiler: Compiler) -> str:
 
 
 class LibraryCache:
-    """The shared libraries in ``<cache_dir>/cpu``. Safe to use from many threads and processes at once.
+    """The shared libraries in ``<cache_dir>/native``. Safe to use from many threads and processes at once.
 
     Parameters
     ----------
