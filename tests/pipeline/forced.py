@@ -18,8 +18,7 @@ import torch
 from kagent_core.capture.ranges import overlap_with_written
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import session_for
-
-from .compare import assert_alike, assert_same, copy_arguments
+from kagent_core.testing.compare import assert_alike, assert_same, copy_arguments
 
 EVERYWHERE = {"generated_kernels": "all"}
 

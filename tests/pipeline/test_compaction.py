@@ -13,9 +13,8 @@ import kagent_core
 from kagent_core.errors import KernelNotFoundError
 from kagent_core.layout import CHANNELS_LAST, CONTIGUOUS
 from kagent_core.specs import KernelDescriptor
+from kagent_core.testing.compare import copy_arguments
 from kagent_core.testing.fake import FakeDevice
-
-from .compare import copy_arguments
 
 
 def double(x, out):

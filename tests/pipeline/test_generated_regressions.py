@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from .compare import check_against_eager
+from kagent_core.testing.compare import check_against_eager
 
 ALL = {"generated_kernels": "all"}
 

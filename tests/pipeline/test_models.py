@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from .compare import assert_as_exact, assert_same
+from kagent_core.testing.compare import assert_as_exact, assert_same
+
 from .models import (
     CASES,
     TOKENS,

@@ -22,8 +22,8 @@ from kagent_core.backend import _Capture
 from kagent_core.config import load_config
 from kagent_core.session import session_for
 from kagent_core.single import run_overload
+from kagent_core.testing.compare import assert_as_exact, assert_same, copy_arguments
 
-from .compare import assert_as_exact, assert_same, copy_arguments
 from .forced import generated_everywhere
 from .models import OPTIONS
 

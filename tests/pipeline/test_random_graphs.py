@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import kagent_core
 from kagent_core.testing import FakeDevice, FakeRuntime
+from kagent_core.testing.compare import assert_same, copy_arguments
 
-from .compare import assert_same, copy_arguments
 from .forced import generated_everywhere
 
 EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "100"))

@@ -10,8 +10,7 @@ import kagent_core
 from kagent_core.capture.lazy_bits import with_bits
 from kagent_core.errors import CaptureError, KernelExecutionError
 from kagent_core.specs import KernelDescriptor
-
-from .compare import check_against_eager
+from kagent_core.testing.compare import check_against_eager
 
 torch.manual_seed(0)
 COMPLEX = torch.randn(4, 3, dtype=torch.complex64)

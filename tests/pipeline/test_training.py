@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kagent_core.inspect.report import PlanReport
+from kagent_core.testing.compare import assert_same
 
-from .compare import assert_same
 from .models import (
     BATCH,
     CASES,
