@@ -1,6 +1,6 @@
 """What a device brings: the contracts that a plugin implements.
 
-A device *must* give a `Runtime` (seven methods), a `KernelRegistry`, an `ArgumentPacker` and a
+A device *must* give a `Runtime` (six methods), a `KernelRegistry`, an `ArgumentPacker` and a
 `LaunchConfigDeriver`. Everything marked *optional* has a default, and says what it is.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kagent_core.errors import KernelNotFoundError
 from kagent_core.runs import byte_runs
 from kagent_core.specs import (
     Access,
@@ -215,6 +216,8 @@ class Runtime(ABC):
     executor's lock held, so that a runtime needs no lock of its own.
     """
 
+    _awaited: Any = None
+
     host_memory: bool = False
     """Optional: True when buffers are host memory, so that host tensors are used in place. Default: False."""
 
@@ -251,12 +254,16 @@ class Runtime(ABC):
         Everything that `args` refers to stays alive until `synchronize` or `copy_out` has returned.
         """
 
-    @abstractmethod
     def synchronize(self) -> None:
         """Return when everything launched so far has finished.
 
         Raises what went wrong on the device: a `LaunchError` where the runtime can tell which launch it was.
+        Optional: by default a byte is copied out, which waits as every `copy_out` does, and costs one.
         """
+        if self._awaited is None:
+            self._awaited = self.allocate(1)
+            self.copy_in(self._awaited, 0, memoryview(b"\0"))
+        self.copy_out(self._awaited, 0, memoryview(bytearray(1)))
 
     def launch_on(self, stream: int, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
         """Start a kernel on one of `streams` streams, after what was started on that stream before.
@@ -431,7 +438,17 @@ class OpenDevice:
         # what the generator prefers is asked first: making a kernel costs more, and nothing is made to be passed over
         if self.registry.has_resolved(call) and not (prefer_generated and self.printer.prefers(call)):
             return self.registry.find(call)
-        return self.printer.generate([call], call) if self._can_generate(call) else self.registry.find(call)
+        if self._can_generate(call):
+            return self.printer.generate([call], call)
+        try:
+            return self.registry.find(call)
+        except KernelNotFoundError as error:
+            raise KernelNotFoundError(f"{error.message}; {self.not_generated(call)}", hint=error.hint) from None
+
+    def not_generated(self, call: OpCall) -> str | None:
+        """Return why no kernel can be generated for a call; None when one can, or the device generates none."""
+        refused = None if self.printer is None else self.printer.can_generate([call])
+        return None if refused is None else f"none can be generated: {refused}"
 
     def _can_generate(self, call: OpCall) -> bool:
         return self.printer is not None and self.printer.can_generate([call]) is None

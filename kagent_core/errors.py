@@ -72,7 +72,7 @@ class LaunchConfigError(KagentError, ValueError):
 
 
 class CompilationError(KagentError, RuntimeError):
-    """A generated kernel that its compiler refuses, or a compiled library that cannot be loaded."""
+    """A kernel that its compiler refuses, or that there is no compiler for; a library that cannot be loaded."""
 
 
 class ExecutionError(KagentError, RuntimeError):

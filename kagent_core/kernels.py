@@ -18,10 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 from kagent_core.capture.schemas import resolve_overload
+from kagent_core.config import Config
 from kagent_core.config.values import as_launch_config
-from kagent_core.errors import RegistryError
+from kagent_core.errors import ConfigError, KagentError, RegistryError
 from kagent_core.extract.launch_choice import ForcedLaunchConfig
 from kagent_core.inspect.logs import get_logger
+from kagent_core.kernel_source import descriptor_fields, marked_source
 from kagent_core.registry.acceptance import RESULT_NAME
 from kagent_core.registry.operators import check_fields, check_kernel
 from kagent_core.registry.origin import calling_line, function_name, line_of
@@ -54,7 +56,9 @@ class UserKernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself."""
         if self.descriptor.function is None:
-            raise TypeError(f"{self!r} is source text: only its device can run it")
+            decorating = len(args) == 1 and inspect.isfunction(args[0]) and not kwargs
+            told = "; a kernel with source= is registered by the call alone, with no function below it"
+            raise TypeError(f"{self!r} is source text: only its device can run it{told if decorating else ''}")
         return self.descriptor.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -109,13 +113,13 @@ class _Process:
 
     def __init__(self) -> None:
         self.active = KernelSet()
-        self._kernels: tuple[UserKernel, ...] = ()
+        self.kernels: tuple[UserKernel, ...] = ()
         self._lock = threading.Lock()
 
     def add(self, kernel: UserKernel) -> None:
         with self._lock:
             kept: list[UserKernel] = []
-            for other in self._kernels:
+            for other in self.kernels:
                 if not _same_name(other, kernel):
                     kept.append(other)
                 elif _is_redefinition(other, kernel):
@@ -130,12 +134,12 @@ class _Process:
 
     def remove(self, kernel: UserKernel) -> None:
         with self._lock:
-            if kernel not in self._kernels:
+            if kernel not in self.kernels:
                 raise RegistryError(f"{kernel!r} is not registered for the process")
-            self._set(tuple(other for other in self._kernels if other is not kernel))
+            self._set(tuple(other for other in self.kernels if other is not kernel))
 
     def _set(self, kernels: tuple[UserKernel, ...]) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self.active = KernelSet([kernels])
 
 
@@ -161,6 +165,11 @@ class _Scope:
 
 _process = _Process()
 _scope: ContextVar[_Scope | None] = ContextVar("kagent_kernels", default=None)
+
+
+def registered_kernels() -> tuple[UserKernel, ...]:
+    """Return the kernels that are registered for the process, in the order of their registration."""
+    return _process.kernels
 
 
 def active_kernels() -> KernelSet:
@@ -189,12 +198,19 @@ def kernel(
         The exact overload, such as ``aten::add.Tensor``; for a fused kernel the signatures that it computes, in order;
         ``default`` for one that takes any operator for which there is nothing else.
     function
-        The kernel; left out where this is used as a decorator, or where `source` is given.
+        The kernel, a Python function; left out where this is used as a decorator, or where `source` is given.
     device
         A type (``"cpu"``: all its devices) or one device (``"opencl:1"``).
     **fields
         Further fields of the `KernelDescriptor`: `name`, `source`, `parameters`, `dtypes`, `layout`, `layouts`,
         `lazy_bits`, `allocates`, `priority`. The priority counts among the program's own kernels.
+
+        `source` is text in the device's kernel language, or a `pathlib.Path` to it. `prototype`, the declaration of the
+        kernel's function as C text, becomes `parameters`; where it is left out, it is read from the source itself.
+        `derived`, `optional`, `ignore`, `only` and `types` go with it, as `kagent_core.prototype.parse_prototype` takes
+        them. A kernel of source text has the name of its function, takes contiguous tensors unless `layout` says more,
+        and the dtypes that its pointers have unless `dtypes` says less. Calls that give another value than the default
+        for an argument that it has no parameter for are left to other kernels.
 
     Returns
     -------
@@ -209,6 +225,8 @@ def kernel(
     RegistryError
         When a field does not fit the operator, or another kernel has this name. A function that is defined anew, as
         in a notebook, replaces the old one.
+    PackingError
+        When the prototype cannot be read: a type that does not exist, a value derived from a wrong expression.
 
     Examples
     --------
@@ -252,7 +270,7 @@ def override(
 
     Raises
     ------
-    SignatureError, RegistryError
+    SignatureError, RegistryError, PackingError
         As `kernel`.
 
     Examples
@@ -269,12 +287,44 @@ def override(
     tensor([0., 2.])
     """
     made = _make(signature, function, device, fields)
-    outer = _scope.get() or _Scope()
-    token = _scope.set(_Scope(((made,), *outer.layers), outer.launch_configs))
-    try:
+    with activate(made):
         yield made
+
+
+@contextlib.contextmanager
+def activate(*kernels: UserKernel) -> Iterator[None]:
+    """Use kernels that were made already for what is called inside the ``with`` block, as `override` does.
+
+    Parameters
+    ----------
+    *kernels
+        Such as `kernel` returned, taken back since, or `configured_kernels` returns. They compete by priority.
+    """
+    outer = _scope.get() or _Scope()
+    token = _scope.set(_Scope((kernels, *outer.layers), outer.launch_configs))
+    try:
+        yield
     finally:
         _scope.reset(token)
+
+
+def configured_kernels(config: Config) -> tuple[UserKernel, ...]:
+    """Return the kernels of the config key ``kernels``.
+
+    Raises
+    ------
+    ConfigError
+        When one of them does not fit its operator; names the place in the config.
+    """
+    made: list[UserKernel] = []
+    for signature, entries in config.kernels.items():
+        for entry in entries:
+            fields = entry.keywords() | {"source": marked_source(entry.text, entry.path), "origin": entry.origin}
+            try:
+                made.append(_make(signature, None, entry.device, fields))
+            except KagentError as error:
+                raise ConfigError(f"{entry.origin}: {error.message}", hint=error.hint) from error
+    return tuple(made)
 
 
 @contextlib.contextmanager
@@ -290,7 +340,8 @@ def force_launch_config(kernel: str, config: LaunchConfig | str) -> Iterator[Non
     kernel
         The kernel's name, or the signature that it computes; for a fused kernel the signatures joined by ``+``.
     config
-        Grid, block and shared memory; or the same as text, as the config spells it: ``"4,4,1/16,16,1"``.
+        Grid, block and shared memory; or the same as text, as the config spells it: ``"4,4,1/16,16,1"``. Tile sizes of
+        generated kernels, as in ``"tiles: rows=4"``, go by the signature, and leave the rest to the device.
 
     Raises
     ------
@@ -336,6 +387,7 @@ def _make(
     made: dict[str, Any] = {"name": "user_kernel", "origin": origin}
     if function is not None:
         made["name"], made["origin"] = function_name(function), line_of(function) or origin
+    fields = descriptor_fields(named, fuses, fields, function is not None)
     check_fields(named, made | fields, besides=("fuses",))
     descriptor = KernelDescriptor(named, function=function, fuses=fuses, **(made | fields))
     check_kernel(descriptor)

@@ -12,22 +12,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from kagent_core.codegen.generator import ExpressionGenerator
 from kagent_core.config import TRACE, Config
 from kagent_core.device import Observer, OpenDevice
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.extract.agent import ExtractorAgent
-from kagent_core.extract.launch_choice import ForcedLaunchConfig
+from kagent_core.extract.launch_choice import ForcedLaunchConfig, choose_tiles
 from kagent_core.extract.stages import DefaultStages
 from kagent_core.hooks import reject_without_hooks
 from kagent_core.inspect import logs
 from kagent_core.inspect.report import PlanReport
-from kagent_core.kernels import KernelSet, UserKernel, active_kernels, kernels_for
+from kagent_core.kernels import KernelSet, UserKernel, active_kernels, configured_kernels, kernels_for
 from kagent_core.plugins import PluginManager
 from kagent_core.profile.problem import problem_key
 from kagent_core.schedule.agent import SchedulerAgent
 from kagent_core.schedule.stages import DefaultPlacement
 from kagent_core.single import SingleOperators
 from kagent_core.specs import Device, DeviceInfo, KernelDescriptor, LaunchConfig, OpCall, TaskFinished
+from kagent_core.specs.tiles import TileChoice
 
 if TYPE_CHECKING:
     from kagent_core.execute.plan import ExecutionPlan
@@ -50,6 +52,8 @@ class Session:
 
     Raises
     ------
+    ConfigError
+        When a kernel of the config does not fit its operator.
     DeviceError
         When the config's device does not exist or cannot be used.
     PluginError
@@ -62,6 +66,7 @@ class Session:
         self.plugins = PluginManager(config, (*core, *extra))
         self.plugins.load_stages()
         self.target: DeviceInfo = self.plugins.resolve(config.device)
+        self._configured = configured_kernels(config)
         self.scheduler = self._new_scheduler()
         self.extractor = ExtractorAgent(self.plugins.hooks, config)
         self.reports: deque[PlanReport] = deque(maxlen=256)
@@ -136,9 +141,10 @@ class Session:
 
     def suggest(self, info: DeviceInfo, kernel: KernelDescriptor, calls: Sequence[OpCall]) -> LaunchConfig | None:
         """Ask the ProfilerAgent for the best launch config known on a device."""
-        if not self.config.profile:
-            return None
-        return self.profiler.suggest(info, kernel.name, problem_key(calls))
+        suggested = self._suggest(info, kernel.name, calls)
+        if suggested is None and kernel.packed is not None:  # its name is that of its text, which tile sizes change
+            suggested = self._suggest(info, kernel.signature, calls)
+        return suggested
 
     @property
     def watches_every_run(self) -> bool:
@@ -177,13 +183,32 @@ class Session:
 
     def _open(self, info: DeviceInfo) -> OpenDevice:
         opened = self.plugins.open(info)
-        layers = kernels_for(self._user_kernels, info.device)
-        if not layers:
+        layers = kernels_for((*self._user_kernels, self._configured), info.device)
+        tiled = self._has_tiles() and isinstance(opened.printer, ExpressionGenerator)
+        if not layers and not tiled:
             return opened
         with self._lock:
             if info.device not in self._overlaid:
-                self._overlaid[info.device] = replace(opened, registry=opened.registry.overlaid(*layers))
+                if layers:
+                    opened = replace(opened, registry=opened.registry.overlaid(*layers))
+                if isinstance(opened.printer, ExpressionGenerator):
+                    choose = functools.partial(self._choose_tiles, info)
+                    opened = replace(opened, printer=opened.printer.with_tiles(choose))
+                self._overlaid[info.device] = opened
             return self._overlaid[info.device]
+
+    def _has_tiles(self) -> bool:
+        """Whether tile sizes may come from elsewhere than the device."""
+        forced = [each.config for each in self.forced_launch_configs.values()]
+        return self.config.profile or any(c.tiles for c in (*forced, *self.config.launch_configs.values()))
+
+    def _choose_tiles(self, info: DeviceInfo, calls: Sequence[OpCall]) -> TileChoice:
+        named = {name: ForcedLaunchConfig(name, config) for name, config in self.config.launch_configs.items()}
+        signature = "+".join(call.signature for call in calls)
+        return choose_tiles(calls, {**named, **self.forced_launch_configs}, self._suggest(info, signature, calls))
+
+    def _suggest(self, info: DeviceInfo, kernel: str, calls: Sequence[OpCall]) -> LaunchConfig | None:
+        return self.profiler.suggest(info, kernel, problem_key(calls)) if self.config.profile else None
 
     def _task_finished(self, event: TaskFinished) -> None:
         if self.config.profile and event.error is None:

@@ -35,19 +35,25 @@ def program(function: Function, *args: Any) -> Program:
     return CapturedGraph(graph, "example").program(args)
 
 
-def generator() -> ExpressionGenerator:
+class NarrowC(CLanguage):
+    """C whose indices have 32 bits where they fit, as on devices that want that."""
+
+    narrow_indices = True
+
+
+def generator(language: CLanguage | None = None) -> ExpressionGenerator:
     """Return a generator for the processor."""
-    return ExpressionGenerator(CLanguage(), write_loops, generic=GenericKernels(GENERIC, RULES))
+    return ExpressionGenerator(language or CLanguage(), write_loops, generic=GenericKernels(GENERIC, RULES))
 
 
-def source_of(made: Program) -> KernelSource:
+def source_of(made: Program, making: ExpressionGenerator | None = None) -> KernelSource:
     """Return the one kernel that all of a program becomes."""
-    return generator().source(made.calls, {spec.buffer for spec in flatten_tensors(made.outputs)})
+    return (making or generator()).source(made.calls, {spec.buffer for spec in flatten_tensors(made.outputs)})
 
 
-def text_of(function: Function, *args: Any) -> str:
+def text_of(function: Function, *args: Any, making: ExpressionGenerator | None = None) -> str:
     """Return the text of the one kernel that a function of tensors becomes."""
-    return source_of(program(function, *args)).text
+    return source_of(program(function, *args), making).text
 
 
 def refusal(function: Function, *args: Any) -> str | None:
@@ -99,10 +105,12 @@ class OneKernel:
         return [outputs[spec.buffer] for spec in flatten_tensors(self.made.outputs)]
 
 
-def kernels(cases: Sequence[tuple[Function, Sequence[Any]]]) -> list[OneKernel]:
+def kernels(
+    cases: Sequence[tuple[Function, Sequence[Any]]], making: ExpressionGenerator | None = None
+) -> list[OneKernel]:
     """Return the kernel of each function for its arguments. All are compiled at once."""
     programs = [program(function, *args) for function, args in cases]
-    sources = [source_of(made) for made in programs]
+    sources = [source_of(made, making) for made in programs]
     texts = dict.fromkeys(source.text for source in sources)
     for number, source in enumerate(sources):
         passed = [f"({arg.type.replace('restrict', '')})a[{slot}]" for slot, arg in enumerate(source.args)]
@@ -122,9 +130,9 @@ def kernel(function: Function, *args: Any) -> OneKernel:
     return kernels([(function, args)])[0]
 
 
-def check(cases: Sequence[tuple[Function, Sequence[Any]]]) -> None:
+def check(cases: Sequence[tuple[Function, Sequence[Any]]], making: ExpressionGenerator | None = None) -> None:
     """Compare the kernel of each function with the function itself: values, types, shapes."""
-    for made, (function, args) in zip(kernels(cases), cases, strict=True):
+    for made, (function, args) in zip(kernels(cases, making), cases, strict=True):
         for got, wanted in zip(made(*args), listed(function(*args)), strict=True):
             described = [
                 f"{tuple(arg.shape)} {arg.stride()} {arg.dtype}" for arg in args if isinstance(arg, torch.Tensor)

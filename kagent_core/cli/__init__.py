@@ -16,10 +16,13 @@ from typer.core import TyperGroup
 
 from kagent_core import __version__
 from kagent_core.cli.bench import bench_app
+from kagent_core.cli.check_kernel import check_kernel_command
 from kagent_core.cli.config import show_config
+from kagent_core.cli.conformance import conformance_command
 from kagent_core.cli.demo import demo_command
 from kagent_core.cli.devices import list_devices
 from kagent_core.cli.kernels import list_kernels
+from kagent_core.cli.new_plugin import new_plugin
 from kagent_core.cli.output import print_error
 from kagent_core.cli.plugins import list_plugins
 from kagent_core.cli.run import run_command
@@ -74,9 +77,12 @@ def _options(
 app.command("devices")(list_devices)
 app.command("plugins")(list_plugins)
 app.command("kernels")(list_kernels)
+app.command("check-kernel")(check_kernel_command)
 app.command("config")(show_config)
+app.command("conformance")(conformance_command)
 app.command("run", context_settings=_PASS_ON)(run_command)
 app.command("demo")(demo_command)
+app.command("new-plugin")(new_plugin)
 app.add_typer(bench_app, name="bench")
 
 

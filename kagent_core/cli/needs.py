@@ -102,7 +102,7 @@ def known_operators(core_only: bool) -> Iterator[OpCall]:
 def load_program(program: str) -> tuple[Callable[..., Any], Any]:
     """Return the model and the inputs that a file defines, or that a function of it returns."""
     path, function = _split(program)
-    module = _load(path)
+    module = load_module(path)
     if function is None:
         return _defined(module, path, "model"), _defined(module, path, "inputs")
     given = _defined(module, path, function)()
@@ -118,7 +118,8 @@ def _split(program: str) -> tuple[Path, str | None]:
     return Path(program), None
 
 
-def _load(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
+    """Run a Python file as a module of its name, with its directory first on the path, and return the module."""
     if not path.is_file():
         raise KagentError(f"there is no file '{path}'")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -6,8 +6,10 @@ defines, so that the same text is C, OpenCL C or CUDA C++. A device overrides wh
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr
@@ -154,6 +156,32 @@ class CFamily:
 
     global_space = ""
     """Qualifier of pointers to device memory, with a blank behind it."""
+
+    narrow_indices = False
+    """Whether indices are better computed in 32 bits, where all of a kernel's fit: so on most GPUs.
+
+    On CPUs they are not: a 32-bit index that may wrap around keeps a compiler from loading neighbours as a vector.
+    """
+
+    item_nbytes = 2 * 1024 * 1024
+    """Most bytes of memory of its own that a work-item has: where it is a thread of a CPU, of its stack."""
+
+    index_type = "i64"
+    """Type of the variables that count and address elements."""
+
+    def narrowed(self) -> Self:
+        """Return the same language with indices of 32 bits."""
+        narrow = copy.copy(self)
+        narrow.index_type = "i32"
+        return narrow
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether indices have 32 bits."""
+        return self.index_type != "i64"
+
+    one_pass = False
+    """Whether a row is read once wherever it can be, element by element: where no cache holds it in between."""
 
     # -- types
 
@@ -350,6 +378,10 @@ class CFamily:
             declared.append(f"{self.global_space}i64 *{REPORT}")
         return f"{self.kernel_qualifiers} {name}({_listed(declared) or 'void'})"
 
+    def entry(self, args: Sequence[KernelArg], reports: bool) -> list[str]:
+        """Return the lines that a kernel begins with, where its head does not give each pointer as the text uses it."""
+        return []
+
     def open_items(self, text: Text, axes: Sequence[tuple[str, str, int]], steps: int) -> int:
         """Open what runs independently for each step of some loops, and return how many blocks were opened.
 
@@ -367,11 +399,16 @@ class CFamily:
         if not axes:
             return 0
         collapse = f" collapse({len(axes)})" if len(axes) > 1 else ""
-        sizes = " * ".join(size for _, size, _ in axes)
+        sizes = self.wide_product([size for _, size, _ in axes])
         text.add(f"#pragma omp parallel for{collapse} if ({sizes} > {max(GRAIN // max(steps, 1), 1)})")
         for name, size, _ in axes:
-            text.open(f"for (i64 {name} = 0; {name} < {size}; {name}++) {{")
+            text.open(f"for ({self.index_type} {name} = 0; {name} < {size}; {name}++) {{")
         return len(axes)
+
+    def wide_product(self, sizes: Sequence[str]) -> str:
+        """Return a product of sizes that may be greater than an index can be; 1 where there are none."""
+        product = " * ".join(sizes) or "1"
+        return f"(i64){product}" if self.is_narrow and len(sizes) > 1 else product
 
     def tile_transposer(self, itemsize: int) -> str | None:
         """Return a function ``f(from, to)`` that transposes a tile of elements of a size, or None where there is none.

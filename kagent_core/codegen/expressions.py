@@ -1,15 +1,15 @@
 """Expressions: what one element of a tensor is computed from, as a graph without repetitions.
 
-An expression is a load, a number, an index turned into a value, a primitive of other expressions, a conversion, or a
-reduction over loop variables of its own. Equal expressions of one kernel are one object, so that whatever several
-results have in common is computed once.
+An expression is a load, a number, an index turned into a value, a primitive of other expressions, a conversion, a
+reduction over loop variables of its own, or a part of what a compound reduction gives. Equal expressions of one kernel
+are one object, so that whatever several results have in common is computed once.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,9 @@ from kagent_core.specs import TensorSpec
 REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "any", "all")
 """Kinds of reductions; ``fmax`` ignores NaN. Of no elements, sum and any are 0, prod and all 1; the others are not."""
 
+COMPOUND = "compound"
+"""Kind of the reductions whose state has several parts, which `kagent_core.codegen.compound` describes."""
+
 INTEGER_DIVISIONS = frozenset({"trunc_div", "floor_div", "rem", "fmod"})
 """Primitives that, of integers, report a division by zero."""
 
@@ -33,14 +36,15 @@ class Expr:
     Attributes
     ----------
     op
-        ``load``, ``constant``, ``size``, ``index``, ``given``, ``cast``, ``bitcast``, ``checked``, ``reduce``, or the
-        name of a primitive.
+        ``load``, ``constant``, ``size``, ``index``, ``given``, ``cast``, ``bitcast``, ``checked``, ``reduce``, ``part``
+        of a compound reduction, ``count`` of the elements of one of its blocks, or the name of a primitive.
     args
         Operands.
     dtype
         Of the value. A half type says that a float32 has been rounded to it.
     payload
-        What else the node stands for: a `Load`, a number, an `Index`, a `Reduction`.
+        What else the node stands for: a `Load`, a number, an `Index`, a `Reduction`; the number of a part; of a count,
+        the loop variables.
     axes
         The loop variables that the value depends on.
     number
@@ -93,16 +97,28 @@ class Reduction:
     Attributes
     ----------
     kind
-        One of `REDUCTIONS`.
+        One of `REDUCTIONS`, or `COMPOUND`.
     axes
         Its own loop variables, outermost first.
+    compound
+        Name of the kind of a compound reduction, whose operands are the parts of what a block of elements comes to,
+        or, where they hold no reductions, of what one element does.
+    in_block
+        Whether it is over the elements of a block only: it is one of those that a compound reduction is made of.
     """
 
     kind: str
     axes: tuple[Axis, ...]
+    compound: str = ""
+    in_block: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in kernels."""
+        return self.compound or (f"block_{self.kind}" if self.in_block else self.kind)
 
     def __str__(self) -> str:
-        return f"{self.kind} over {', '.join(axis.name for axis in self.axes)}"
+        return f"{self.name} over {', '.join(axis.name for axis in self.axes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +166,9 @@ class Expressions:
         args = () if self._mask is None else (self._mask,)
         return self._make("load", args, tensor.dtype.name, Load(tensor, offset), axes)
 
-    def given(self, dtype: str, axes: frozenset[Axis]) -> Expr:
-        """Return the value that an epilogue begins with: one that the kernel around it has computed."""
-        return self._make("given", (), dtype, "", axes)
+    def given(self, dtype: str, axes: frozenset[Axis], name: str = "") -> Expr:
+        """Return a value that the kernel has computed before: without a name, the one that an epilogue begins with."""
+        return self._make("given", (), dtype, name, axes)
 
     def constant(self, value: bool | float, dtype: str) -> Expr:
         """Return a number, converted to `dtype` as PyTorch converts scalars."""
@@ -237,10 +253,30 @@ class Expressions:
         args = (value,) if self._mask is None else (value, self._mask)
         return self._make("checked", args, "int64", Check(size, wraps, error), axes)
 
-    def reduce(self, kind: str, value: Expr, axes: tuple[Axis, ...]) -> Expr:
-        """Return a reduction of a value over some loop variables."""
+    def reduce(self, kind: str, value: Expr, axes: tuple[Axis, ...], in_block: bool = False) -> Expr:
+        """Return a reduction of a value over some loop variables, or over a block of their steps."""
         outer = value.axes.difference(axes)
-        return self._make("reduce", (value,), value.dtype, Reduction(kind, axes), outer)
+        return self._make("reduce", (value,), value.dtype, Reduction(kind, axes, in_block=in_block), outer)
+
+    def count(self, axes: tuple[Axis, ...]) -> Expr:
+        """Return the number of elements of a block of a compound reduction over some loop variables."""
+        return self._make("count", (), "int64", axes, frozenset())
+
+    def compound(self, kind: str, parts: Sequence[Expr], axes: tuple[Axis, ...]) -> tuple[Expr, ...]:
+        """Return the parts of a compound reduction over some loop variables.
+
+        Parameters
+        ----------
+        kind
+            Its name in `kagent_core.codegen.compound.COMPOUNDS`.
+        parts
+            Those of a block, or of an element.
+        axes
+            The loop variables.
+        """
+        outer = frozenset[Axis]().union(*(part.axes for part in parts)).difference(axes)
+        state = self._make("reduce", tuple(parts), parts[0].dtype, Reduction(COMPOUND, axes, kind), outer)
+        return tuple(self._make("part", (state,), part.dtype, number, outer) for number, part in enumerate(parts))
 
     def rebuilt(self, node: Expr, args: tuple[Expr, ...], payload: Any) -> Expr:
         """Return a node with other operands and another payload, such as one for other loops."""

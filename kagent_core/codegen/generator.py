@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import re
 import struct
@@ -9,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Self
 
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.generic import GenericKernels
@@ -18,13 +21,19 @@ from kagent_core.codegen.merging import merge_axes
 from kagent_core.codegen.pattern import Numbers, Pattern, pattern_of, with_buffers
 from kagent_core.codegen.rules import RULES
 from kagent_core.codegen.table import NotLoweredError, RuleTable
+from kagent_core.codegen.writer import WideIndexError
+from kagent_core.errors import LaunchConfigError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import KernelDescriptor, OpCall, PackedArg, TensorSpec
+from kagent_core.specs.tiles import TileChoice, Tiles, spelled_tiles
 
 log = get_logger("codegen")
 
 WriteLoops = Callable[[LoopNest, CFamily, str], KernelSource]
 """Writes a loop nest in a device's language."""
+
+ChooseTiles = Callable[[Sequence[OpCall]], TileChoice]
+"""Given some calls, the tile sizes of their kernel: what the device's own are replaced with."""
 
 REMEMBERED = 2048
 """Kernels that are remembered by their pattern."""
@@ -56,6 +65,8 @@ class ExpressionGenerator:
         parametrised ones do not.
     library_is_better
         Given a call, whether what the registry resolves is faster than loops for the call alone.
+    preamble
+        What each kernel's source begins with, for a device that loads every kernel by itself.
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class ExpressionGenerator:
         fuses_generic: bool = True,
         prefers_all: bool = False,
         library_is_better: Callable[[OpCall], bool] = lambda call: False,
+        preamble: str = "",
     ) -> None:
         self.language = language
         self._write_loops = write_loops
@@ -77,8 +89,17 @@ class ExpressionGenerator:
         self._fuses_generic = fuses_generic
         self._prefers_all = prefers_all
         self._library_is_better = library_is_better
-        self._known: OrderedDict[Pattern, tuple[KernelSource, Numbers]] = OrderedDict()
+        self._preamble = preamble
+        self._choose_tiles: ChooseTiles = lambda calls: TileChoice()
+        self._languages = (language.narrowed(), language) if language.narrow_indices else (language,)
+        self._known: OrderedDict[tuple[Pattern, Tiles], tuple[KernelSource, Numbers]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def with_tiles(self, choose: ChooseTiles) -> Self:
+        """Return the same generator with tile sizes that something else chooses; the two remember kernels together."""
+        other = copy.copy(self)
+        other._choose_tiles = choose
+        return other
 
     def can_generate(self, calls: Sequence[OpCall], inner: Collection[int] = ()) -> str | None:
         """Return why no kernel can be made of some calls, or None when one can."""
@@ -108,10 +129,12 @@ class ExpressionGenerator:
         return KernelDescriptor(
             signature=group.signature,
             name=source.name,
-            source=source.text,
+            source=self._preamble + source.text,
             origin="generated",
             fuses=tuple(call.signature for call in calls) if len(calls) > 1 else (),
             packed=tuple(packed(arg) for arg in source.args),
+            items=source.items,
+            reports=source.reports,
         )
 
     def source(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource:
@@ -137,36 +160,73 @@ class ExpressionGenerator:
     def _make(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource | str:
         """Return the kernel for some calls, or why there is none. A pattern that is known is not lowered again."""
         pattern, numbers = pattern_of(calls, stored)
+        tiled = self._has_generic(calls[0])
+        choice = self._choose_tiles(calls) if tiled else TileChoice()
+        key = (pattern, choice.tiles)
         with self._lock:
-            known = self._known.get(pattern)
+            known = self._known.get(key)
             if known is not None:
-                self._known.move_to_end(pattern)
+                self._known.move_to_end(key)
         if known is not None:
             return with_buffers(known[0], known[1], numbers)
         try:
-            made = _named(self._written(calls, stored), calls)
+            made = _named(self._written(calls, stored, choice), calls)
         except NotLoweredError as error:
             return str(error)
+        except LaunchConfigError:
+            raise
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             names = "+".join(call.signature for call in calls)
             log.warning("a lowering rule of %s has a bug; no kernel is generated for it", names, exc_info=error)
             return f"{type(error).__name__} in lowering {names}: {error}"
         with self._lock:
-            self._known[pattern] = (made, numbers)
+            self._known[key] = (made, numbers)
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return made
 
-    def _written(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource:
+    def _written(self, calls: Sequence[OpCall], stored: Collection[int], choice: TileChoice) -> KernelSource:
         """Return a kernel: loops around expressions where there are rules, and else a parametrised one."""
+        if self._makes_nothing(calls):
+            return KernelSource("KERNEL_NAME", f"{self.language.head('KERNEL_NAME', (), False)} {{\n}}\n", (), items=0)
         try:
-            lowering = Lowering(calls, self._rules, stored, self._round_halves)
+            lowering = Lowering(calls, self._rules, stored, self._round_halves, one_pass=self.language.one_pass)
             nest = merge_axes(lowering.run(), lowering.expressions)
         except NotLoweredError:
             if self._generic is None or not self._takes_generic(calls):
                 raise
-            return self._generic.source(calls, stored, self.language)
-        return replace(self._write_loops(nest, self.language, "KERNEL"), lowered=True)
+            return self._tiled(self._generic, calls, stored, choice)
+        made = self._in_narrowest(lambda language: self._write_loops(nest, language, "KERNEL_NAME"))
+        return replace(made, lowered=True)
+
+    def _makes_nothing(self, calls: Sequence[OpCall]) -> bool:
+        """Whether no result has elements: then there is nothing to compute, whatever the operators are."""
+        known = all(call.signature in self._rules or self._has_generic(call) for call in calls)
+        return known and all(spec.numel == 0 for call in calls for spec in call.outputs)
+
+    def _has_generic(self, call: OpCall) -> bool:
+        return self._generic is not None and call.signature in self._generic
+
+    def _tiled(
+        self, generic: GenericKernels, calls: Sequence[OpCall], stored: Collection[int], choice: TileChoice
+    ) -> KernelSource:
+        """Return a parametrised kernel. Tuned tile sizes that take too much memory are told, and not used."""
+        try:
+            return self._in_narrowest(lambda language: generic.source(calls, stored, language, choice.tiles))
+        except LaunchConfigError as error:
+            if choice.source != "suggested":
+                raise
+            told = "%s: the tile sizes that were tuned for %s, %s, are not used: %s"
+            signature = "+".join(call.signature for call in calls)
+            log.warning(told, calls[-1].name, signature, spelled_tiles(choice.tiles), error.message)
+            return self._in_narrowest(lambda language: generic.source(calls, stored, language))
+
+    def _in_narrowest(self, write: Callable[[CFamily], KernelSource]) -> KernelSource:
+        """Return a kernel with the narrowest indices that the language wants and that everything fits into."""
+        for language in self._languages[:-1]:
+            with contextlib.suppress(WideIndexError):
+                return write(language)
+        return write(self._languages[-1])
 
     def _takes_generic(self, calls: Sequence[OpCall]) -> bool:
         if self._generic is None or calls[0].signature not in self._generic:
@@ -179,7 +239,7 @@ def _named(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:
     short = "_".join(re.sub(r"\W|^_+", "", call.signature.partition("::")[2].partition(".")[0]) for call in calls)
     digest = hashlib.sha256(made.text.encode()).hexdigest()[:10]
     name = f"{short[:NAME_LENGTH].strip('_')}_{digest}"
-    return replace(made, name=name, text=made.text.replace("KERNEL", name, 1))
+    return replace(made, name=name, text=made.text.replace("KERNEL_NAME", name, 1))
 
 
 def _commented(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:

@@ -10,11 +10,12 @@ from typing import Any
 from kagent_core.codegen.arguments import full_arguments, operand_names
 from kagent_core.codegen.dtypes import SUPPORTED, common_dtype, compute_dtype
 from kagent_core.codegen.elements import Element, Indices, Operand, is_number
-from kagent_core.codegen.expressions import INTEGER_DIVISIONS, Expr, Expressions, computed_in, operands, walk
+from kagent_core.codegen.expressions import Expr, Expressions, operands, walk
 from kagent_core.codegen.indices import Axis, Computed, Index, flatten, offset_of, unflatten
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.nest import Nest, flat_position, normalized_dims
 from kagent_core.codegen.primitives import COSTLY, PRIMITIVES
+from kagent_core.codegen.reduced import Reduced
 from kagent_core.codegen.table import LoweringKind, NotLoweredError, Operands, Rule, RuleTable
 from kagent_core.specs import OpCall, TensorSpec
 
@@ -37,6 +38,8 @@ class Lowering:
         See `Expressions`.
     given
         For an epilogue, the tensor whose elements the kernel around it computes.
+    one_pass
+        Whether rows are read once wherever they can be, element by element: where no cache holds them in between.
 
     Raises
     ------
@@ -51,7 +54,9 @@ class Lowering:
         stored: Collection[int] | None,
         round_halves: bool = True,
         given: TensorSpec | None = None,
+        one_pass: bool = False,
     ) -> None:
+        self.one_pass = one_pass
         self.expressions = Expressions(round_halves)
         self._calls = tuple(calls)
         self._table = table
@@ -277,80 +282,6 @@ class Lowering:
         index = unflatten(flat, spec.shape)
         element = self._made[spec.buffer][1](index)
         return Store(spec, offset_of(index, spec.strides), element.expr, per_row)
-
-
-class Reduced:
-    """Loops over some dimensions of a shape."""
-
-    def __init__(self, lowering: Lowering, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
-        self._lowering = lowering
-        self.shape = shape
-        self.dims = dims
-
-    @property
-    def count(self) -> int:
-        """Number of elements that become one."""
-        return math.prod(self.shape[dim] for dim in self.dims)
-
-    def share(self, total: Element) -> Element:
-        """Return a sum over the dimensions divided by the number of its elements."""
-        return total / self._lowering.size(self.count, total.dtype)
-
-    def reduce(self, kind: str, index: Sequence[Index], value: Callable[[Indices], Element]) -> Element:
-        """Reduce what `value` gives over the dimensions.
-
-        Parameters
-        ----------
-        kind
-            One of `kagent_core.codegen.expressions.REDUCTIONS`.
-        index
-            Of the shape, or of what is left without the reduced dimensions, or with size 1 in their place.
-        value
-            Gives an element at an index of the shape.
-        """
-        kept = self._kept(index)
-        expressions = self._lowering.expressions
-        if expressions.mask is not None and self._exists(kept):
-            with expressions.unmasked():
-                found = self._reduce(kind, kept, value)
-            if not any(node.op == "checked" or node.op in INTEGER_DIVISIONS for node in walk(found.expr)):
-                return found
-        return self._reduce(kind, kept, value)
-
-    def _exists(self, kept: Mapping[int, Index]) -> bool:
-        """Whether what is reduced lies in its tensor whatever the condition that the result is read under."""
-        return all(
-            part.bounds[0] >= 0 and part.bounds[1] < self.shape[dim] and not computed_in(part)
-            for dim, part in kept.items()
-        )
-
-    def _reduce(self, kind: str, kept: Mapping[int, Index], value: Callable[[Indices], Element]) -> Element:
-        mask = self._lowering.expressions.mask
-        taken = frozenset[Axis]().union(*(part.axes for part in kept.values()), () if mask is None else mask.axes)
-        axes, bound = self._lowering.new_axes([self.shape[dim] for dim in self.dims], taken)
-        inside = dict(zip(self.dims, bound, strict=True))
-        element = value(tuple(kept[dim] if dim in kept else inside[dim] for dim in range(len(self.shape))))
-        if self.count <= 1:
-            return self._without_loop(kind, element)
-        expressions = self._lowering.expressions
-        return Element(expressions.reduce(kind, element.expr, axes), expressions)
-
-    def _without_loop(self, kind: str, element: Element) -> Element:
-        if self.count == 0:
-            if kind in ("max", "min", "fmax"):
-                raise NotLoweredError("the greatest or least of no elements")
-            return element.number(kind in ("prod", "all"))
-        return element + 0 if kind == "sum" and element.is_float else element  # a sum is never -0.0
-
-    def position(self, index: Sequence[Index]) -> Index:
-        """Return the row-major position, among the reduced dimensions, of an index of the shape."""
-        return flatten([index[dim] for dim in self.dims], [self.shape[dim] for dim in self.dims])
-
-    def _kept(self, index: Sequence[Index]) -> dict[int, Index]:
-        left = [dim for dim in range(len(self.shape)) if dim not in self.dims]
-        if len(index) == len(self.shape):
-            return {dim: index[dim] for dim in left}
-        return dict(zip(left, index, strict=True))
 
 
 def _seen_through(spec: TensorSpec, base: TensorSpec, index: Indices) -> Indices:

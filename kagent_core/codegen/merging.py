@@ -134,7 +134,9 @@ class _Rewriter:
             payload = self.index(payload)
         elif node.op == "reduce":
             reduction: Reduction = payload
-            payload = Reduction(reduction.kind, self._inner.get(reduction.axes, reduction.axes))
+            payload = replace(reduction, axes=self._inner.get(reduction.axes, reduction.axes))
+        elif node.op == "count":
+            payload = self._inner.get(payload, payload)
         elif node.op == "constant":
             return node
         return self._expressions.rebuilt(node, tuple(self._new[arg.number] for arg in node.args), payload)

@@ -1,7 +1,8 @@
 """Patterns: what two groups of calls have in common when one kernel computes both.
 
 A model's layers repeat, and lowering is the most expensive part of extraction: what was lowered once is found again by
-its pattern, in which tensors go by their order of appearance rather than by the program's numbers.
+its pattern, in which tensors go by their order of appearance rather than by the program's numbers. Whether indices have
+32 bits follows from the shapes and strides in it, for one language; tile sizes do not, and are told apart beside it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, INDEX_OUT_OF_RANGE, REPORT, CFamily
 from kagent_core.codegen.expressions import INTEGER_DIVISIONS, Check, Expr, Load, operands, walk
@@ -35,10 +36,22 @@ RESERVED = frozenset({*_MATH, *(f"{name}f" for name in _MATH), *_KEYWORDS})
 """Names that a value must not have: words and functions of C, C++, CUDA and OpenCL C."""
 
 
+WIDE = "_wide"
+"""Behind the name of a size that a kernel is given as int64 and takes in 32 bits."""
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+"""Primitives that give the same in 32 bits, where their operands fit."""
+
+
+class WideIndexError(Exception):
+    """A kernel with indices of 32 bits would compute one that does not fit."""
+
+
 class Parameters:
     """The parameters of one kernel, in the order in which they are first needed: tensors, and sizes as int64.
 
-    Sizes, strides and offsets are parameters, so that the same text serves other shapes.
+    Sizes, strides and offsets are parameters, so that the same text serves other shapes. Where the language's indices
+    have 32 bits, they are converted once, on entry, and whatever does not fit is a `WideIndexError`.
 
     Parameters
     ----------
@@ -48,10 +61,15 @@ class Parameters:
         Tensors that the kernel writes.
     read
         Tensors that it reads.
+    slack
+        How far loops may step past a size.
     """
 
-    def __init__(self, language: CFamily, written: Iterable[TensorSpec], read: Iterable[TensorSpec]) -> None:
+    def __init__(
+        self, language: CFamily, written: Iterable[TensorSpec], read: Iterable[TensorSpec], slack: int = 0
+    ) -> None:
         self._language = language
+        self._slack = slack
         self._written = set(written)
         read = list(read)
         buffers = Counter({spec.buffer for spec in read})
@@ -80,14 +98,29 @@ class Parameters:
             return f"-{self.size(-value)}"
         arg = self._sizes.get(value)
         if arg is None:
+            self.fits(value + self._slack)
             arg = self._sizes[value] = KernelArg(f"n{len(self._sizes)}", "i64", value)
         return arg.name
+
+    def fits(self, *values: int) -> None:
+        """Raise `WideIndexError` where indices have 32 bits and a number that the text computes has more."""
+        if self._language.is_narrow and any(not -(2**31) <= value < 2**31 for value in values):
+            raise WideIndexError(f"{values} in indices of 32 bits")
+
+    def entry(self) -> list[str]:
+        """Return what the kernel begins with: pointers that come in parts, and sizes as indices."""
+        lines = [f"    {line}" for line in self._language.entry(self.args, self.reports)]
+        if not self._language.is_narrow:
+            return lines
+        kind = self._language.index_type
+        return lines + [f"    const {kind} {arg.name} = ({kind}){arg.name}{WIDE};" for arg in self._sizes.values()]
 
     @property
     def args(self) -> tuple[KernelArg, ...]:
         """Tensors that are read, tensors that are written, sizes."""
         pointers = sorted(self._pointers.values(), key=lambda arg: arg.access is Access.OUT)
-        return (*pointers, *self._sizes.values())
+        wide = WIDE if self._language.is_narrow else ""
+        return (*pointers, *(replace(arg, name=arg.name + wide) for arg in self._sizes.values()))
 
     def index(self, index: Index, value: Callable[[Expr], str]) -> str:
         """Return index arithmetic as text.
@@ -100,17 +133,23 @@ class Parameters:
             Gives the text of the expressions that it is computed from.
         """
         parts: list[str] = []
+        partial = Index()
         for atom, factor in index.terms:
+            partial = Index((*partial.terms, (atom, factor)))
+            self.fits(*partial.bounds, *Index(((atom, factor),)).bounds)
             if isinstance(atom, Axis):
                 text = atom.name
             elif isinstance(atom, Computed):
                 text = value(atom.value)
+                if self._language.is_narrow:
+                    text = f"({self._language.index_type}){text}"
             else:
                 sign = "/" if isinstance(atom, Quotient) else "%"
                 text = f"({self.index(atom.index, value)}) {sign} {self.size(atom.divisor)}"
                 text = f"({text})"
             parts.append(text if factor == 1 else f"{text} * {self.size(factor)}")
         if index.constant or not parts:
+            self.fits(*index.bounds)
             parts.append(self.size(index.constant))
         return " + ".join(parts).replace("+ -", "- ")
 
@@ -257,13 +296,12 @@ class Statements:
             return self.load(node)
         if node.op == "constant":
             return self._language.literal(node.payload, node.dtype)
-        if node.op == "size":
-            return self._parameters.size(node.payload)
+        if node.op in ("size", "index"):
+            text = self._index(node)
+            # as a value it is an int64, and may be computed with as such
+            return f"(i64){text}" if self._language.is_narrow and not text.isdigit() else text
         if node.op == "given":
             return self.given or ""
-        if node.op == "index":
-            text = self._parameters.index(node.payload, self.value)
-            return text if text.isidentifier() or text.isdigit() else f"({text})"
         if node.op == "reduce" or node.op == "checked":
             raise AssertionError(f"{node} has no variable yet")
         if node.op == "select":
@@ -271,11 +309,30 @@ class Statements:
             chosen = (self._branch(arg, condition, holds) for arg, holds in zip(branches, (True, False), strict=True))
             return self._language.primitive(node, [self.value(condition), *chosen])
         args = [self.value(arg) for arg in node.args]
+        if node.op in COMPARISONS and self._language.is_narrow:
+            narrow = [self._narrow(arg) for arg in node.args]
+            args = [text for text in narrow if text is not None] if None not in narrow else args
         if node.op == "cast":
             return self._language.cast(args[0], node.args[0].dtype, node.dtype)
         if node.op == "bitcast":
             return self._language.bitcast(args[0], node.args[0].dtype, node.dtype)
         return self._language.primitive(node, args)
+
+    def _index(self, node: Expr) -> str:
+        """Return the text of an index or a size, as an index."""
+        if node.op == "size":
+            return self._parameters.size(node.payload)
+        text = self._parameters.index(node.payload, self.value)
+        return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+    def _narrow(self, node: Expr) -> str | None:
+        """Return the text of an integer in 32 bits, where it has no variable and is known to fit, or None."""
+        if node.number in self.names:
+            return None
+        if node.op in ("size", "index"):
+            return self._index(node)
+        fits = node.op == "constant" and node.dtype == "int64" and -(2**31) < node.payload < 2**31
+        return self._language.literal(node.payload, "int32") if fits else None
 
     def _read(self, node: Expr) -> str:
         load: Load = node.payload

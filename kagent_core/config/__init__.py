@@ -17,6 +17,7 @@ Where to look: `logspec` and `values` (what a value may be), `source` (where one
 keys), `load` (reading them).
 """
 
+from kagent_core.config.kernels import ConfiguredKernels, KernelEntry
 from kagent_core.config.load import ConfigRow, config_rows, load_config, load_config_with_sources
 from kagent_core.config.logspec import LOG_COMPONENTS, LOG_LEVELS, TRACE, parse_log_spec
 from kagent_core.config.model import Config
@@ -30,6 +31,8 @@ __all__ = [
     "TRACE",
     "Config",
     "ConfigRow",
+    "ConfiguredKernels",
+    "KernelEntry",
     "LaunchConfigs",
     "Placement",
     "Source",

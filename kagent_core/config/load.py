@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic_settings import EnvSettingsSource
 
+from kagent_core.config.kernels import ConfiguredKernels, anchored
 from kagent_core.config.model import Config
 from kagent_core.config.source import ENV_PREFIX, Source, unknown_key
 from kagent_core.config.values import LaunchConfigs
@@ -81,7 +82,7 @@ def _as_text(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, LaunchConfigs):
+    if isinstance(value, (ConfiguredKernels, LaunchConfigs)):
         return str(value)
     if isinstance(value, Mapping):
         return ",".join(f"{key}={item}" for key, item in value.items())
@@ -138,6 +139,9 @@ def _file_layer(config_file: str | os.PathLike[str] | None) -> _Layer:
         source, value = layer.get(key, (None, None))
         if source and isinstance(value, str) and value and not value.startswith("~"):
             layer[key] = (source, path.parent / value)  # a file's relative path starts where the file is
+    if "kernels" in layer:
+        source, value = layer["kernels"]
+        layer["kernels"] = (source, anchored(value, path.parent, source.where))
     return layer
 
 

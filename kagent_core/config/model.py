@@ -9,6 +9,7 @@ from platformdirs import user_cache_path
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from kagent_core.config.kernels import ConfiguredKernels
 from kagent_core.config.source import ENV_PREFIX, Source, bad_value, unknown_key
 from kagent_core.config.values import (
     Device,
@@ -77,6 +78,10 @@ class Config(BaseSettings):
     )
     launch_configs: Annotated[LaunchConfigs, NoDecode] = Field(
         LaunchConfigs(), description="kernels with a launch config of their own, such as aten::mm=4,4,1/16,16,1"
+    )
+    kernels: Annotated[ConfiguredKernels, NoDecode] = Field(
+        ConfiguredKernels(),
+        description="kernels of your own by signature, each a table with at least a device and a source file",
     )
     plugins_allow: Names | None = Field(None, description="the only plugins that may be loaded; none: all")
     plugins_block: Names = Field((), description="plugins that are never loaded")

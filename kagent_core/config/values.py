@@ -16,11 +16,13 @@ from pydantic_settings import NoDecode
 from kagent_core.config.logspec import parse_log_spec
 from kagent_core.errors import LaunchConfigError, choices, nearest
 from kagent_core.specs import LaunchConfig
+from kagent_core.specs.tiles import spelled_tiles
 
 _DEVICE_TYPE = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d+)?", re.ASCII)
 _SIGNATURE = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
 _LAUNCH_CONFIG = re.compile(r"(\d+),(\d+),(\d+)/(\d+),(\d+),(\d+)(?:/(\d+))?", re.ASCII)
+_TILE = re.compile(r"(\w+)=(-?\d+)", re.ASCII)
 
 FUSION_RULES = ("pointwise", "prologue", "epilogue", "resources", "views", "recompute")
 """The rules of the fusion analysis that can be switched off one by one."""
@@ -153,17 +155,47 @@ def _parse_launch_configs(text: str) -> object:
 def _launch_config(kernel: str, value: object) -> LaunchConfig:
     if isinstance(value, LaunchConfig):
         return value
-    match = _LAUNCH_CONFIG.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
-    if match is None:
-        raise UnfitError(
-            "a launch config",
-            "write grid and block as 'x,y,z/x,y,z', with the shared bytes behind them if any: '4,4,1/16,16,1/2048'",
-            came=f"has {value!r} for '{kernel}'",
-        )
-    numbers = [int(number or 0) for number in match.groups()]
+    if not isinstance(value, str):
+        raise _no_launch_config(kernel, value)
+    launch, has_tiles, tiles = value.replace(" ", "").partition("tiles:")
+    sizes = _tile_sizes(kernel, value, tiles) if has_tiles else {}
+    match = _LAUNCH_CONFIG.fullmatch(launch)
+    if match is None and (launch or not has_tiles):
+        raise _no_launch_config(kernel, value)
+    numbers = [int(number or 0) for number in match.groups()] if match is not None else [1, 1, 1, 1, 1, 1, 0]
     if 0 in numbers[:6]:
         raise UnfitError("at least one block and one thread in each direction", came=f"has {value!r} for '{kernel}'")
-    return LaunchConfig((numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4], numbers[5]), numbers[6])
+    grid, block = (numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4], numbers[5])
+    try:
+        return LaunchConfig(grid, block, numbers[6], sizes)
+    except LaunchConfigError as error:
+        told, _, expected = error.message.partition(", expected ")
+        raise UnfitError(expected, error.hint, came=f"has {value!r} for '{kernel}': {told}") from None
+
+
+def _tile_sizes(kernel: str, value: str, text: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        match = _TILE.fullmatch(part)
+        if match is None:
+            raise UnfitError(
+                "tile sizes as NAME=SIZE pairs",
+                "write them as 'tiles: rows=4,columns=16'",
+                came=f"has {value!r} for '{kernel}', with '{part}'",
+            )
+        if match[1] in sizes:
+            raise UnfitError("each tile size once", came=f"has {value!r} for '{kernel}', with '{match[1]}' twice")
+        sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def _no_launch_config(kernel: str, value: object) -> UnfitError:
+    return UnfitError(
+        "a launch config",
+        "write grid and block as 'x,y,z/x,y,z', with the shared bytes behind them if any: '4,4,1/16,16,1/2048'; tile "
+        "sizes as 'tiles: rows=4,columns=16', alone or behind that",
+        came=f"has {value!r} for '{kernel}'",
+    )
 
 
 def as_launch_config(kernel: str, value: object) -> LaunchConfig:
@@ -177,13 +209,19 @@ def as_launch_config(kernel: str, value: object) -> LaunchConfig:
     try:
         return _launch_config(kernel, value)
     except UnfitError as error:
-        told = f"the launch config for '{kernel}' is {value!r}, expected {error.expected}"
+        came = (error.came or f"has {value!r}").removeprefix("has ")
+        came = came.replace(f"{value!r} for '{kernel}'", repr(value), 1)
+        told = f"the launch config for '{kernel}' is {came}, expected {error.expected}"
         raise LaunchConfigError(told, hint=error.hint) from None
 
 
 def _spell_launch_config(config: LaunchConfig) -> str:
+    tiles = spelled_tiles(config.tiles) if config.tiles else ""
+    if config.has_only_tiles:
+        return tiles
     shared = f"/{config.shared_nbytes}" if config.shared_nbytes else ""
-    return f"{','.join(map(str, config.grid))}/{','.join(map(str, config.block))}{shared}"
+    launch = f"{','.join(map(str, config.grid))}/{','.join(map(str, config.block))}{shared}"
+    return f"{launch} {tiles}" if tiles else launch
 
 
 def _parse_pairs(text: str) -> object:

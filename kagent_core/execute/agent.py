@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kagent_core.device import OpenDevice, SealedSegment, Segment
 from kagent_core.execute.arena import plan_arena
 from kagent_core.execute.launch import LaunchEach
 from kagent_core.extract.queue import TaskQueue, in_order
 from kagent_core.inspect.logs import get_logger
-from kagent_core.specs import BufferSpec, TensorSpec
+from kagent_core.specs import BufferSpec, KernelDescriptor, TensorSpec
 
 log = get_logger("execute")
 
@@ -27,6 +28,7 @@ class ExecutorAgent:
     def __init__(self, opened: OpenDevice) -> None:
         self.opened = opened
         self.lock = threading.RLock()
+        self._loaded: dict[tuple[Any, ...], Any] = {}
 
     def prepare(
         self,
@@ -69,4 +71,16 @@ class ExecutorAgent:
         sealed = self.opened.runtime.seal(segment)
         if sealed is not None:
             return sealed
-        return lambda: LaunchEach(self.opened.runtime, segment, self.lock)
+        return lambda: LaunchEach(self.opened.runtime, segment, self.lock, self.load)
+
+    def load(self, kernel: KernelDescriptor) -> Any:
+        """Return a kernel as the runtime loads it. Source text is compiled once per device, however often it is used.
+
+        Called with `lock` held, as all that uses the runtime.
+        """
+        if kernel.source is None:
+            return self.opened.runtime.load(kernel)
+        key = (kernel.name, kernel.source, kernel.parameters)
+        if key not in self._loaded:
+            self._loaded[key] = self.opened.runtime.load(kernel)
+        return self._loaded[key]

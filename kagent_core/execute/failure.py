@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, INDEX_OUT_OF_RANGE
 from kagent_core.errors import KernelExecutionError
 from kagent_core.execute.host import view_of
 from kagent_core.specs import KernelTask, OpCall, TensorSpec, flatten_tensors
@@ -77,3 +78,14 @@ def as_eager_fails(
         for spec, tensor in zip(flatten_tensors(tuple(call.results)), returned, strict=False):
             made[spec.buffer] = (tensor, spec)
     return kernel_failure(task, otherwise)
+
+
+def reported_error(code: int) -> Exception:
+    """Return what eager PyTorch raises where a generated kernel reports so."""
+    if code == INDEX_OUT_OF_RANGE:
+        return IndexError("index out of range")
+    if code == INDEX_OUT_OF_BOUNDS:
+        return RuntimeError("index out of bounds")
+    if code == DIVISION_BY_ZERO:
+        return RuntimeError("ZeroDivisionError")
+    raise ValueError(f"no kernel reports {code}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from kagent_core.config import TRACE
 from kagent_core.device import (
@@ -22,11 +25,21 @@ from kagent_core.device import (
     Segment,
 )
 from kagent_core.errors import ExecutionError, KagentError, KernelExecutionError
-from kagent_core.execute.failure import kernel_failure
+from kagent_core.execute.failure import as_eager_fails, kernel_failure, reported_error
+from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
+from kagent_core.execute.reports import Reports
 from kagent_core.execute.streams import StreamPlan, plan_streams
 from kagent_core.extract.parameter_buffer import collect_parameters
 from kagent_core.inspect.logs import get_logger
-from kagent_core.specs import Access, KernelTask, LaunchConfig, TaskFinished, TensorSpec, flatten_tensors
+from kagent_core.specs import (
+    Access,
+    KernelDescriptor,
+    KernelTask,
+    LaunchConfig,
+    TaskFinished,
+    TensorSpec,
+    flatten_tensors,
+)
 
 log = get_logger("execute")
 
@@ -53,19 +66,32 @@ class LaunchEach(SealedSegment):
         What to run.
     lock
         Held while the runtime is used.
+    load
+        Returns a kernel as the runtime loads it; by default the runtime's own method.
     """
 
-    def __init__(self, runtime: Runtime, segment: Segment, lock: threading.RLock) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        segment: Segment,
+        lock: threading.RLock,
+        load: Callable[[KernelDescriptor], Any] | None = None,
+    ) -> None:
         self._runtime = runtime
         self._segment = segment
         self._lock = lock
+        self._load = load or runtime.load
+        self._arena: Any = None
+        self._reports: Reports | None = None
         self._bound: dict[int, Region] = {}
         self._started: list[KernelTask] = []
         self._parameters, slots = collect_parameters(segment.tasks)
         self._slots = {task.id: places for task, places in zip(segment.tasks, slots, strict=True)}
         with lock:
-            self._arena = self._allocate(segment.arena_nbytes) if segment.arena_nbytes else None
             try:
+                if segment.arena_nbytes:
+                    self._arena = self._allocate(segment.arena_nbytes)
+                self._reports = Reports(runtime, segment.tasks)
                 self._launches = [self._prepare(task) for task in segment.tasks]
             except BaseException:
                 self.close()
@@ -95,6 +121,7 @@ class LaunchEach(SealedSegment):
                 self._drain()
                 raise
             self._synchronize()
+            self._check_reports(environment)
 
     def run_observed(self, environment: Environment, observer: Observer) -> None:
         """Launch the tasks one at a time, waiting for each, so that each has a time of its own."""
@@ -106,6 +133,7 @@ class LaunchEach(SealedSegment):
                     try:
                         self._start(launch, None)
                         self._synchronize(launch.task)
+                        self._check_reports(environment)
                     except ExecutionError as error:
                         observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3, error))
                         raise
@@ -114,6 +142,8 @@ class LaunchEach(SealedSegment):
     def close(self) -> None:
         """Free the arena."""
         with self._lock:
+            if self._reports is not None:
+                self._reports.close()
             if self._arena is not None:
                 self._runtime.free(self._arena)
                 self._arena = None
@@ -146,8 +176,9 @@ class LaunchEach(SealedSegment):
         )
         waiting = {position for position, _, _ in late}
         args = [None if position in waiting else self._early(task, position) for position in range(len(task.args))]
+        args += [] if self._reports is None else self._reports.args(task)
         try:
-            kernel = self._runtime.load(task.kernel)
+            kernel = self._load(task.kernel)
         except Exception as error:
             told = f"kernel '{task.kernel.name}' for {task.kernel.signature} ({task.kernel.origin}) could not be "
             told += f"loaded on {task.device}: {type(error).__name__}: {str(error).strip()}"
@@ -236,6 +267,39 @@ class LaunchEach(SealedSegment):
                 f"{self._segment.device} failed while it ran {self._what()}: {type(error).__name__}: {error}",
                 hint="profile = true runs task by task and names the one that fails",
             ) from error
+
+    def _check_reports(self, environment: Environment) -> None:
+        """Raise eager PyTorch's error where a generated kernel has reported one."""
+        found = self._reports.first() if self._reports is not None else None
+        if found is None:
+            return
+        position, task = next((n, task) for n, task in enumerate(self._segment.tasks) if task.id == found[0])
+        otherwise = reported_error(found[1])
+        if not self._is_intact(position):
+            raise kernel_failure(task, otherwise)
+        raise as_eager_fails(task, lambda spec: self._fetched(spec, environment), otherwise)
+
+    def _is_intact(self, position: int) -> bool:
+        """Whether what a task was given still lies in memory: nothing that ran since has written there."""
+        tasks, offsets = self._segment.tasks, self._segment.offsets
+
+        def placed(buffer: int, begin: int, end: int) -> tuple[int, int, int]:
+            offset = offsets.get(buffer)
+            return (buffer, begin, end) if offset is None else (-1, offset + begin, offset + end)
+
+        given = [placed(read.buffer, read.offset, read.end) for read in tasks[position].reads]
+        written = [placed(w.buffer, w.offset, w.end) for task in tasks[position:] for w in task.writes]
+        return not any(one[0] == two[0] and one[1] < two[2] and two[1] < one[2] for one in given for two in written)
+
+    def _fetched(self, spec: TensorSpec, environment: Environment) -> torch.Tensor:
+        """Return a tensor of the device's in host memory."""
+        pointer = self._resolve(spec, Access.IN, environment)
+        copied = empty_like_spec(spec, 0)
+        begin = spec.storage_offset * spec.dtype.itemsize
+        if pointer.nbytes:
+            whole = host_bytes(copied, spec, begin + pointer.nbytes)
+            self._runtime.copy_out(pointer.buffer, pointer.byte_offset, whole[begin:])
+        return view_of(copied, spec, spec)
 
     def _what(self) -> str:
         """The segment in words: its program, its first and its last operator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kagent_core.device import LaunchConfigDeriver
@@ -11,6 +11,7 @@ from kagent_core.errors import LaunchConfigError
 from kagent_core.extract.launch_config import beyond_limits
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, OpCall
+from kagent_core.specs.tiles import TileChoice, checked_tiles, spelled_tiles
 
 log = get_logger("extract")
 
@@ -57,6 +58,33 @@ class LaunchChoice:
     refused: str | None = None
 
 
+def choose_tiles(
+    calls: Sequence[OpCall],
+    forced: Mapping[str, ForcedLaunchConfig],
+    suggested: LaunchConfig | None = None,
+) -> TileChoice:
+    """Choose the tile sizes that a kernel is generated with.
+
+    They are part of launch configs, and chosen as those are: the forced one comes first, then the suggestion, then what
+    the device's generator takes; of those that have tile sizes.
+
+    Parameters
+    ----------
+    calls
+        What the kernel computes. Tile sizes go by its signature, since its name depends on them.
+    forced
+        By signature.
+    suggested
+        What is known to be fast.
+    """
+    force = forced.get("+".join(call.signature for call in calls))
+    if force is not None and force.config.tiles:
+        return TileChoice(checked_tiles(force.config.tiles), "forced")
+    if suggested is not None and suggested.tiles:
+        return TileChoice(checked_tiles(suggested.tiles), "suggested")
+    return TileChoice()
+
+
 def choose_launch_config(
     calls: Sequence[OpCall],
     kernel: KernelDescriptor,
@@ -68,7 +96,8 @@ def choose_launch_config(
     """Choose a kernel's launch config.
 
     A forced one comes first, unless there is nothing to launch; then a suggestion that the device can launch; then what
-    the device derives. Where a config is forced, the derived one is asked for as well, to compare the two.
+    the device derives. Where a config is forced, the derived one is asked for as well, to compare the two. One that has
+    only tiles is launched as the device derives.
 
     Parameters
     ----------
@@ -92,29 +121,46 @@ def choose_launch_config(
     """
     force = _forced(kernel, calls, forced or {})
     refused = None
-    if suggested is not None and force is None:
+    if suggested is not None and force is None and not suggested.has_only_tiles:
         refused = beyond_limits(suggested, info)
         if refused is None:
             return _told(calls, kernel, LaunchChoice(suggested, "suggested", suggested=suggested))
         told = "%s: the launch config that was tuned for kernel '%s', %s, is not used: %s"
         log.warning(told, calls[-1].name, kernel.name, suggested, refused)
     derived = deriver.derive(calls, kernel, info)
-    if derived is None or force is None:
-        if derived is not None:
-            _check(derived, f"kernel '{kernel.name}' got the launch config {derived}", info)
-        choice = LaunchChoice(derived, "derived", derived, suggested, refused)
-    else:
+    if derived is None:
+        choice = LaunchChoice(None, "derived", None, suggested, refused)
+    elif force is not None:
         force.used = True
-        _check(force.config, f"kernel '{kernel.name}' is forced to the launch config {force.config}", info)
-        choice = LaunchChoice(force.config, "forced", derived, suggested)
+        config = _launched(force.config, derived)
+        _check(config, f"kernel '{kernel.name}' is forced to the launch config {config}", info)
+        choice = LaunchChoice(config, "forced", derived, suggested)
+    else:
+        _check(derived, f"kernel '{kernel.name}' got the launch config {derived}", info)
+        choice = LaunchChoice(derived, "derived", derived, suggested, refused)
+        if suggested is not None and suggested.has_only_tiles:
+            choice = replace(choice, config=_launched(suggested, derived), source="suggested")
     return _told(calls, kernel, choice)
+
+
+def _launched(config: LaunchConfig, derived: LaunchConfig) -> LaunchConfig:
+    """Return a launch config; one that has only tiles is launched as the device derives."""
+    return replace(derived, tiles=config.tiles) if config.has_only_tiles else config
 
 
 def _forced(
     kernel: KernelDescriptor, calls: Sequence[OpCall], forced: Mapping[str, ForcedLaunchConfig]
 ) -> ForcedLaunchConfig | None:
     """The name says which of several kernels for one signature is meant, so it comes first."""
-    return forced.get(kernel.name) or forced.get("+".join(call.signature for call in calls))
+    named, signed = forced.get(kernel.name), forced.get("+".join(call.signature for call in calls))
+    if signed is not None and signed.config.tiles:
+        if kernel.packed is not None:
+            signed.used = True  # its tiles are in the kernel's text, whatever launch config the name has
+        else:
+            told = "%s: kernel '%s' is not generated, so %s, which are forced on it, change nothing"
+            log.warning(told, calls[-1].name, kernel.name, spelled_tiles(signed.config.tiles))
+            signed = None if signed.config.has_only_tiles else signed
+    return named or signed
 
 
 def _check(config: LaunchConfig, what: str, info: DeviceInfo) -> None:

@@ -171,7 +171,12 @@ def _packed(arg: PackedArg) -> dict[str, Any]:
 def _config(config: LaunchConfig | None) -> dict[str, Any] | None:
     if config is None:
         return None
-    return {"grid": list(config.grid), "block": list(config.block), "shared_nbytes": config.shared_nbytes}
+    return {
+        "grid": list(config.grid),
+        "block": list(config.block),
+        "shared_nbytes": config.shared_nbytes,
+        "tiles": dict(config.tiles),
+    }
 
 
 def _choice(choice: LaunchChoice) -> dict[str, Any]:

@@ -7,6 +7,7 @@ records at a time.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import DeviceInfo, LaunchConfig
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 5.0
 
 log = get_logger("profile")
@@ -137,7 +138,7 @@ _CREATE = (
         kernel TEXT NOT NULL, problem TEXT NOT NULL,
         grid_x INTEGER NOT NULL, grid_y INTEGER NOT NULL, grid_z INTEGER NOT NULL,
         block_x INTEGER NOT NULL, block_y INTEGER NOT NULL, block_z INTEGER NOT NULL,
-        shared_nbytes INTEGER NOT NULL, elapsed_ms REAL NOT NULL,
+        shared_nbytes INTEGER NOT NULL, tiles TEXT NOT NULL, elapsed_ms REAL NOT NULL,
         PRIMARY KEY (device, name, driver, kernel, problem)
     ) WITHOUT ROWID
     """,
@@ -153,11 +154,11 @@ _ADD_TIMING = """
 """
 
 _ADD_CONFIG = """
-    INSERT INTO configs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO configs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (device, name, driver, kernel, problem) DO UPDATE SET
         grid_x = excluded.grid_x, grid_y = excluded.grid_y, grid_z = excluded.grid_z,
         block_x = excluded.block_x, block_y = excluded.block_y, block_z = excluded.block_z,
-        shared_nbytes = excluded.shared_nbytes, elapsed_ms = excluded.elapsed_ms
+        shared_nbytes = excluded.shared_nbytes, tiles = excluded.tiles, elapsed_ms = excluded.elapsed_ms
     WHERE excluded.elapsed_ms < elapsed_ms
 """
 
@@ -269,11 +270,11 @@ def _read(db: sqlite3.Connection, where: DeviceKey | None) -> Profile:
     ):
         key = TimingKey(DeviceKey(device, name, driver), kernel, signature, problem)
         profile.timings[key] = Timing(*times)
-    for device, name, driver, kernel, problem, *numbers, elapsed_ms in db.execute(
+    for device, name, driver, kernel, problem, *numbers, tiles, elapsed_ms in db.execute(
         f"SELECT * FROM configs{chosen}", values
     ):
         gx, gy, gz, bx, by, bz, shared_nbytes = numbers
-        config = LaunchConfig((gx, gy, gz), (bx, by, bz), shared_nbytes)
+        config = LaunchConfig((gx, gy, gz), (bx, by, bz), shared_nbytes, json.loads(tiles))
         profile.configs[ConfigKey(DeviceKey(device, name, driver), kernel, problem)] = TunedConfig(config, elapsed_ms)
     return profile
 
@@ -287,6 +288,7 @@ def _write(db: sqlite3.Connection, profile: Profile) -> None:
         (
             *(*key.where, key.kernel, key.problem),
             *map(int, (*tuned.config.grid, *tuned.config.block, tuned.config.shared_nbytes)),
+            json.dumps(dict(tuned.config.tiles)),
             tuned.elapsed_ms,
         )
         for key, tuned in profile.configs.items()

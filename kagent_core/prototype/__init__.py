@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kagent_core.prototype.abi import Abi
-from kagent_core.prototype.declaration import parse_prototype, prototype_refusal, same_value
+from kagent_core.prototype.declaration import parse_prototype, prototype_name, prototype_refusal, same_value
 
-__all__ = ["Abi", "parse_prototype", "prototype_refusal", "same_value"]
+__all__ = ["Abi", "parse_prototype", "prototype_name", "prototype_refusal", "same_value"]

@@ -44,6 +44,7 @@ _TYPE_WORDS = {
     ),
     *_RESTRICT,
 }
+_ABI = Abi()
 _LOCAL = {"__local", "local", "__shared__"}
 _CONSTANT_SPACE = {"__constant", "constant"}
 _QUALIFIERS = {
@@ -132,25 +133,48 @@ def parse_prototype(
     return tuple(found.values())
 
 
+def prototype_name(text: str, name: str | None = None) -> str:
+    """Return the name of the kernel whose prototype `parse_prototype` reads from a text.
+
+    Raises
+    ------
+    PackingError
+        As `parse_prototype`.
+
+    Examples
+    --------
+    >>> prototype_name("static void helper(float x) {} void scale(const float *self, float *out)")
+    'scale'
+    """
+    clean = _without_decorations(_DIRECTIVE.sub("", _COMMENT.sub(_skip, text)))
+    return _find_kernel(clean, name)[0]
+
+
 def prototype_refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
     """Return why a kernel's prototype is not for a call, or None when it may be.
 
     Only the kinds of the arguments count, which a registry can choose among kernels by: a number where the kernel
-    takes a tensor, a tensor where it takes a number, None, and values that the kernel is not right for. Whether
-    the values fit is for the packer, which tells it with an error.
+    takes a tensor, a tensor where it takes a number, None, values that the kernel is not right for, and of a kernel
+    that says which dtypes it takes, a tensor of another one than its pointer has. Whether the values fit is for the
+    packer, which tells it with an error.
     """
     for parameter in kernel.parameters:
         if parameter.name not in call.arguments or parameter.type == "Tensor":
             continue
         name, value = parameter.name, call.arguments[parameter.name]
         if parameter.type == "void":
-            if parameter.derived is not None and isinstance(value, _PLAIN):
+            if parameter.derived is not None and isinstance(value, (*_PLAIN, TensorSpec)):
                 expected = Expression(parameter.derived).evaluate(dict[str, Any]().__getitem__)
                 if not same_value(value, expected):
-                    return f"is right only for {name}={expected!r}, not {value!r}"
+                    came = describe(value) if isinstance(value, TensorSpec) else repr(value)
+                    return f"is right only for {name}={expected!r}, not {came}"
         elif parameter.type.endswith("*"):
             if not isinstance(value, TensorSpec) and not (value is None and parameter.optional):
                 return f"takes a tensor as '{name}', not {describe(value)}"
+            if isinstance(value, TensorSpec) and kernel.dtypes is not None:
+                taken = _ABI.type(parameter.type).dtypes
+                if taken is not None and value.dtype.name not in taken:
+                    return f"takes {' or '.join(sorted(taken))} as '{name}', not {value.dtype}"
         elif parameter.derived is None and isinstance(value, TensorSpec):
             return f"takes a number as '{name}', not {describe(value)}"
     return None

@@ -76,7 +76,8 @@ class SchedulerAgent:
             missing = missing_copies(registry, call) if told and self._config.compaction else []
             if missing:
                 told.append(f"a kernel for {' and '.join(missing)} of any strides would let kagent compact its tensors")
-            return told
+            not_generated = opened[device].not_generated(call)
+            return [*(told or ["no kernel is registered"]), not_generated] if not_generated else told
 
         fallback = target.device if self._config.missing_kernel == "error" else named(self._config.fallback_device)
         request = PlacementRequest(
@@ -95,7 +96,7 @@ class SchedulerAgent:
             _tell_compactions(program)
         for call, placement in zip(program.calls, placements, strict=True):
             if not opened[placement.device].has_kernel(call):
-                opened[placement.device].registry.find(call)  # says what is missing
+                opened[placement.device].kernel_for(call)  # says what is missing
         placed = TransferPlanner(program, placements, lambda d: opened[d].runtime.host_memory).plan()
         _tell_fallbacks(placed, target.device)
         return placed

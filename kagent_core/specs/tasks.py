@@ -12,6 +12,7 @@ from kagent_core.layout import ANY_STRIDES, Layout
 from kagent_core.specs.devices import Device
 from kagent_core.specs.program import OpCall
 from kagent_core.specs.tensors import MemRange, TensorSpec
+from kagent_core.specs.tiles import Tiles, checked_tiles, spelled_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,29 @@ class LaunchConfig:
         Threads (work-items) of a block in x, y and z.
     shared_nbytes
         Dynamic shared (local) memory per block, in bytes.
+    tiles
+        For kernels that are generated with tiles: their sizes by name, as a mapping or as pairs. Sizes that are left
+        out are the device's. With tiles alone, grid and block are what the device derives.
+
+    Raises
+    ------
+    LaunchConfigError
+        For a tile size that does not exist or cannot be.
     """
 
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     shared_nbytes: int = 0
+    tiles: Tiles | Mapping[str, int] = ()
+
+    def __post_init__(self) -> None:
+        if self.tiles != ():
+            object.__setattr__(self, "tiles", checked_tiles(self.tiles))
+
+    @property
+    def has_only_tiles(self) -> bool:
+        """Whether it says nothing about the launch: it has tiles, and grid, block and memory are the defaults."""
+        return bool(self.tiles) and self == LaunchConfig(tiles=self.tiles)
 
     @property
     def threads_per_block(self) -> int:
@@ -38,8 +57,11 @@ class LaunchConfig:
         return math.prod(self.block)
 
     def __str__(self) -> str:
+        tiles = spelled_tiles(self.tiles) if self.tiles else ""
+        if self.has_only_tiles:
+            return tiles
         shared = f" + {self.shared_nbytes} B shared" if self.shared_nbytes else ""
-        return f"grid {self.grid} x block {self.block}{shared}"
+        return f"grid {self.grid} x block {self.block}{shared}{f', {tiles}' if tiles else ''}"
 
 
 class Access(Enum):
@@ -119,6 +141,11 @@ class KernelDescriptor:
         For a fused kernel, the signatures of the operators that it computes, in order.
     packed
         For a kernel that was generated for one group of calls, its arguments, packed already.
+    items
+        For a generated kernel, its independent pieces of work, which its launch config follows from; None for others.
+    reports
+        Whether the kernel has one more parameter behind the packed ones: a pointer to an int64, 0 before the launch,
+        that it sets to a number when an index or a divisor is an error of the user's.
     """
 
     signature: str
@@ -135,6 +162,8 @@ class KernelDescriptor:
     origin: str = ""
     fuses: tuple[str, ...] = ()
     packed: tuple[PackedArg, ...] | None = field(default=None, compare=False)
+    items: int | None = field(default=None, compare=False)
+    reports: bool = False
 
     def __post_init__(self) -> None:
         # frozen, and so hashable, whatever collections were given

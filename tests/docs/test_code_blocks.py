@@ -3,15 +3,21 @@
 Blocks of one page are run in order and share names and a directory:
 
 - ``python``: is run. What it prints is compared with the ``text`` block that follows it, if one does; lines with
-  ``>>>`` are compared as doctests. A block that begins with a comment such as ``# script.py`` is that file.
-- ``console``: each ``$ `` line is run and must succeed; the lines below it must be among what it prints.
+  ``>>>`` are compared as doctests.
+- ``console``: each ``$ `` line is run and must succeed; the lines below it must be among what it prints. ``cd`` holds
+  for the blocks that follow; what ``pip install`` takes from a folder is there for this page alone. A command whose
+  exit code the page shows, with ``; echo $?``, must end with that one.
 - ``toml``: is read as a config file, or as a plugin's ``pyproject.toml``.
+
+A block of any language that begins with a comment such as ``# src/script.py`` is that file. One that begins with
+``# in src/script.py`` is an excerpt: its lines are in the file, one after the other, and ``...`` stands for some more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import io
 import linecache
 import os
@@ -20,7 +26,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +35,7 @@ from typing import Any
 import pytest
 import torch
 
+from kagent_core import session
 from kagent_core.config import load_config
 from kagent_core.listing import DEVICE_GROUP, STAGE_GROUP
 
@@ -37,6 +45,8 @@ LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # Not run here, for they take minutes: their options are checked, and tests of their own run them.
 SLOW_COMMANDS = ("demo", "bench")
+
+ASK_EXIT_CODE = "; echo $?"
 
 
 @dataclass
@@ -56,6 +66,7 @@ class Command:
     environment: dict[str, str]
     words: list[str]
     shown: list[str]
+    exit_code: int = 0
 
 
 def read_blocks(page: Path) -> list[Block]:
@@ -86,41 +97,70 @@ def read_commands(text: str) -> list[Command]:
     commands: list[Command] = []
     for line in text.splitlines():
         if line.startswith("$ "):
-            words = shlex.split(line.removeprefix("$ "))
+            words = shlex.split(line.removeprefix("$ ").removesuffix(ASK_EXIT_CODE))
             given = [word for word in words if re.fullmatch(r"[A-Z_]+=.*", word)]
             environment = dict(word.split("=", 1) for word in given)
-            commands.append(Command(environment, words[len(given) :], []))
+            commands.append(Command(environment, words[len(given) :], [], -1 if line.endswith(ASK_EXIT_CODE) else 0))
         elif line.strip():
             commands[-1].shown.append(line)
+    for command in commands:
+        if command.exit_code:
+            command.exit_code = int(command.shown.pop())
     return commands
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
+    # what a page installs is gone after it
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(session, "_sessions", session._Sessions())
     for name in [*os.environ]:
         if name.startswith("KAGENT_") or name == "COLUMNS":
             monkeypatch.delenv(name)
     torch._dynamo.reset()
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_blocks_of_a_page(page: Path) -> None:
-    names: dict[str, Any] = {"__name__": f"page_{page.stem.replace('-', '_')}"}
+def test_the_blocks_of_a_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # Dynamo looks the module of a function up
+    names = vars(module)
     for block in read_blocks(page):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         run = RUNNERS.get(block.language)
-        if run is not None:
+        named = NAMED.match(block.text)
+        if named is not None:
+            (check_excerpt if named["excerpt"] else write_file)(block, Path(named["path"]), where)
+        elif run is not None:
             run(block, where, names)
         else:
             assert block.language in ("text", "json") or block.language.startswith("{"), where
 
 
+def write_file(block: Block, path: Path, where: str) -> None:
+    assert path.parent.is_dir(), f"{where}: no folder for {path}"
+    path.write_text(block.text, encoding="utf-8")
+
+
+def check_excerpt(block: Block, path: Path, where: str) -> None:
+    found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    shown = [line.strip() for line in block.text.splitlines()[1:] if line.strip()]
+    position = 0
+    for part in "\n".join(shown).split("\n...\n"):
+        lines = part.splitlines()
+        places = [n for n in range(position, len(found)) if found[n : n + len(lines)] == lines]
+        assert places, f"{where} shows\n{part}\nwhich is not in {path}:\n" + "\n".join(found[position:])
+        position = places[0] + len(lines)
+
+
 def run_python(block: Block, where: str, names: dict[str, Any]) -> None:
-    named = re.match(r"# (\w+\.py)\n", block.text)
-    if named:
-        Path(named[1]).write_text(block.text, encoding="utf-8")
-    elif block.text.lstrip().startswith(">>>"):
+    if block.text.lstrip().startswith(">>>"):
         run_doctest(block, where, names)
     else:
         filename = f"<{where}>"
@@ -163,22 +203,34 @@ def run_kagent(command: Command, arguments: list[str], where: str) -> None:
 
 
 def run_script(command: Command, arguments: list[str], where: str) -> None:
-    run_and_compare(arguments, command, where)
+    if arguments[:2] == ["-m", "pip"]:
+        install(arguments[2:], where)
+    elif arguments[:2] == ["-m", "build"]:  # without an environment of its own, for which it would ask an index
+        run_and_compare([*arguments, "--no-isolation"], command, where)
+    else:
+        run_and_compare(arguments, command, where)
+
+
+def change_folder(command: Command, arguments: list[str], where: str) -> None:
+    [folder] = arguments
+    os.chdir(folder)
 
 
 def run_and_compare(arguments: list[str], command: Command, where: str) -> None:
-    told = {without_numbers(line) for line in run_program(arguments, command.environment, where).splitlines()}
+    output = run_program(arguments, command.environment, where, command.exit_code)
+    told = {without_numbers(line) for line in output.splitlines()}
     for line in command.shown:
         assert without_numbers(line) in told, f"{where} shows\n{line}\nwhich is not among\n" + "\n".join(sorted(told))
 
 
-def run_program(arguments: list[str], environment: dict[str, str], where: str) -> str:
+def run_program(arguments: list[str], environment: dict[str, str], where: str, exit_code: int = 0) -> str:
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=240
     )
-    assert done.returncode == 0, f"{where}: {shlex.join(command)} ended with {done.returncode}\n{done.stderr}"
-    return done.stdout + done.stderr
+    told = (done.stdout + done.stderr).replace(f"{os.getcwd()}/", "")
+    assert done.returncode == exit_code, f"{where}: {shlex.join(command)} ended with {done.returncode}\n{told}"
+    return told
 
 
 def without_numbers(line: str) -> str:
@@ -193,6 +245,22 @@ def check_make(command: Command, arguments: list[str], where: str) -> None:
     targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     for target in (argument for argument in arguments if "=" not in argument):
         assert target in targets, f"{where}: the Makefile has no target '{target}'"
+
+
+def install(arguments: list[str], where: str) -> None:
+    """Install what is in a folder for the page's commands: its text is taken from the folder, so that edits count."""
+    verb, option, requirement = arguments
+    assert (verb, option) == ("install", "-e"), where
+    folder, extra = re.fullmatch(r"(\.[\w./-]*)(?:\[(\w+)\])?", requirement).groups()  # type: ignore[union-attr]
+    project = tomllib.loads(Path(folder, "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert extra is None or extra in project["optional-dependencies"], f"{where}: {requirement}"
+    site = Path(".venv", "site").resolve()
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+    run_program(["-m", "pip", "install", *offline, "--target", str(site), folder], {}, where)
+    places = [str(Path(folder, "src").resolve()), str(site)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*places, os.environ["PYTHONPATH"]]))
+    sys.path[:0] = places
+    importlib.invalidate_caches()
 
 
 def check_pip(command: Command, arguments: list[str], where: str) -> None:
@@ -220,6 +288,7 @@ def check_toml(block: Block, where: str, names: dict[str, Any]) -> None:
     load_config(config_file=path)
 
 
+NAMED = re.compile(r"(?:#|//) (?P<excerpt>in )?(?P<path>[\w./-]+\.(?:py|toml|c|cl))\n")
 RUNNERS: dict[str, Callable[[Block, str, dict[str, Any]], None]] = {
     "python": run_python,
     "console": run_console,
@@ -230,4 +299,5 @@ PROGRAMS: dict[str, Callable[[Command, list[str], str], None]] = {
     "python": run_script,
     "make": check_make,
     "pip": check_pip,
+    "cd": change_folder,
 }

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ..codegen_programs import check, errors, kernel, refusal
+from kagent_core.codegen import reduced
+from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.rules import normalization, reductions
+from kagent_core.testing.compare import assert_as_exact
+
+from ..codegen_programs import check, errors, kernel, kernels, listed, refusal
 
 aten = torch.ops.aten
 
@@ -21,6 +26,26 @@ DIMS = ((0,), (-1,), (1,), (0, 2), (0, -1), (1, -2), ())
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     torch.manual_seed(0)
+
+
+def read_once(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Make kernels that read rows and columns of any size once, block by block or element by element."""
+    monkeypatch.setattr(CFamily, "one_pass", how == "elements")
+    if how == "blocks":
+        for module, names in (
+            (reduced, ["CACHED"]),
+            (reductions, ["CACHED", "SEARCHED_ROW", "KEPT_ROW"]),
+            (normalization, ["KEPT_ROW"]),
+        ):
+            for name in names:
+                monkeypatch.setattr(module, name, 0)
+
+
+@pytest.fixture(params=["as is best", "blocks", "elements"])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make kernels with and without compound reductions."""
+    read_once(monkeypatch, request.param)
+    return str(request.param)
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -155,6 +180,7 @@ def test_integers_wrap_around() -> None:
     check([(lambda x: aten.sum.dim_IntList(x, [1]), (x,)), (lambda x: aten.prod(x), (x + 1,))])
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("dim", [0, 1])
 def test_nan_and_infinities(dim: int) -> None:
     nan, inf = float("nan"), float("inf")
@@ -168,6 +194,7 @@ def test_nan_and_infinities(dim: int) -> None:
         lambda x: aten.sum.dim_IntList(x, [dim]),
         lambda x: aten.nansum(x, [dim]),
         lambda x: aten.var.correction(x, [dim]),
+        lambda x: aten.argmin(x, dim),
         lambda x: aten.any.dim(x, dim),
         lambda x: aten._softmax(x, dim, False),
         lambda x: aten._log_softmax(x, dim, False),
@@ -176,6 +203,7 @@ def test_nan_and_infinities(dim: int) -> None:
     check([(function, (tensor,)) for function in functions for tensor in (x, x.bfloat16())])
 
 
+@pytest.mark.usefixtures("passes")
 def test_reductions_of_nothing() -> None:
     x = torch.empty(3, 0)
     functions: list[Callable[..., Any]] = [
@@ -190,9 +218,10 @@ def test_reductions_of_nothing() -> None:
     ]
     check([(function, (x,)) for function in functions])
     check([(lambda x: aten.sum(x), (x.long(),))])
-    assert refusal(lambda x: aten.sum.dim_IntList(x, [0]), x) is not None
+    check([(lambda x: aten.sum.dim_IntList(x, [0]), (x,))])  # and nothing to write
 
 
+@pytest.mark.usefixtures("passes")
 def test_rows_of_one_element() -> None:
     x = torch.randn(4, 1, 3)
     functions: list[Callable[..., Any]] = [
@@ -265,6 +294,20 @@ def test_layer_norm(dtype: torch.dtype, affine: bool) -> None:
     check(cases)
 
 
+@pytest.mark.parametrize("how", ["blocks", "elements"])
+def test_rows_of_any_shape_are_read_once(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_once(monkeypatch, how)
+    over_dims(aten.max.dim, torch.float32, single=True)
+    over_dims(aten.min.dim, torch.bool, single=True)
+    over_dims(aten.argmax.default, torch.int16, single=True)
+    over_dims(lambda x, dim, keepdim: aten.var_mean.correction(x, dim, keepdim=keepdim), torch.bfloat16)
+    check(softmaxes(aten._softmax, torch.float32))
+    x, weight = torch.randn(2, 6, 300), torch.randn(300)
+    check([(lambda x, w: aten.native_layer_norm(x, [300], w, w, 1e-5), (x.half(), weight.half()))])
+    check([(lambda x: aten.native_group_norm(x, None, None, 2, 6, 300, 3, 1e-5), (x.double(),))])
+
+
+@pytest.mark.usefixtures("passes")
 def test_norms_of_rows_of_one_element() -> None:
     x, weight = torch.randn(3, 8), torch.randn(8)
     cases = [
@@ -313,6 +356,7 @@ def test_batch_norm_in_inference() -> None:
     check([(lambda x, m, v: whole(x, None, None, m, v), (x, m, v)) for x, _, _, m, v in batches(torch.float32)])
 
 
+@pytest.mark.usefixtures("passes")
 def test_batch_norm_in_training() -> None:
     def whole(x: torch.Tensor, *rest: torch.Tensor) -> Any:
         return aten._native_batch_norm_legit_functional(x, *rest, True, 0.1, 1e-5)
@@ -329,6 +373,94 @@ def test_batch_norm_without_its_statistics_is_refused() -> None:
     refused = refusal(lambda x, m: aten._native_batch_norm_legit_functional(x, m, m, m, m, False, 0.1, 1e-5), x, m)
     assert refused is not None
     assert "not in training" in refused
+
+
+NAN, INF = float("nan"), float("inf")
+
+SPECIAL: dict[str, dict[int, float]] = {
+    "ties": {100: 9.0, 700: 9.0, 40_000: 9.0, 3: -9.0, 2000: -9.0},
+    "nan": {1700: NAN, 30_000: NAN, 5: INF},
+    "nan at the end": {-1: NAN, 0: INF},
+    "infinities": {600: INF, 20_000: -INF, 50: -INF},
+    "a minimum of -inf": dict.fromkeys(range(1500), -INF),
+}
+"""Elements of a long row that are not like the others."""
+
+
+def long_rows(dtype: torch.dtype) -> torch.Tensor:
+    """Return rows of many blocks, with special elements in some places, and rows of one value."""
+    found = []
+    for special in SPECIAL.values():
+        row = torch.randn(50_003).clamp(-4, 4)
+        for place, value in special.items():
+            row[place] = value
+        found.append(row)
+    found += [torch.full((50_003,), value) for value in (-INF, INF, NAN, 0.0)]
+    return torch.stack(found).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("how", ["blocks", "elements"])
+def test_special_elements_of_long_rows(dtype: torch.dtype, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_once(monkeypatch, how)
+    x = long_rows(dtype)
+    functions: list[Callable[..., Any]] = [
+        lambda x: aten.max.dim(x, 1),
+        lambda x: aten.min.dim(x, 1),
+        lambda x: aten.argmax(x, 1),
+        lambda x: aten.argmax(x),
+        lambda x: aten.argmin(x[-1]),
+    ]
+    check([(function, (x,)) for function in functions])
+    # in columns
+    across = x.t().contiguous().t()
+    check([(function, (across,)) for function in functions])
+    softmaxes: list[Callable[..., Any]] = [
+        lambda x: aten._softmax(x, 1, False),
+        lambda x: aten.logsumexp(x, [1]),
+        lambda x: aten._log_softmax(x, 1, False),
+    ]
+    limit = None if dtype in (torch.float32, torch.float64) else -1  # eager rounds a half type's logarithm in between
+    check([(function, (tensor,)) for function in softmaxes[:limit] for tensor in (x, across)])
+
+
+@pytest.mark.usefixtures("passes")
+def test_special_elements_of_spreads() -> None:
+    x = long_rows(torch.float32)
+    across = x.t().contiguous().t()
+    functions: list[Callable[..., Any]] = [
+        lambda x: aten.var.correction(x, [1]),
+        lambda x: aten.std.correction(x, [1], correction=0),
+        lambda x: aten.native_layer_norm(x, [x.shape[1]], None, None, 1e-5)[0],
+        lambda x: aten._native_batch_norm_legit.no_stats(x.t()[..., None], None, None, True, 0.1, 1e-5)[0],
+    ]
+    check([(function, (tensor,)) for function in functions for tensor in (x, across)])
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool], ids=str)
+def test_places_in_long_rows_of_integers(dtype: torch.dtype) -> None:
+    x = values((3, 5001), dtype)
+    functions: list[Callable[..., Any]] = [lambda x: aten.max.dim(x, 1), lambda x: aten.min.dim(x, 1)]
+    if dtype is not torch.bool:
+        functions += [lambda x: aten.argmax(x), lambda x: aten.argmin(x.t())]
+        x[1], x[2] = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    check([(function, (x,)) for function in functions])
+
+
+def test_a_large_mean_costs_no_digits(passes: str) -> None:
+    functions: list[Callable[..., Any]] = [
+        lambda x: aten.var_mean.correction(x, [1]),
+        lambda x: aten.native_layer_norm(x, [x.shape[1]], None, None, 1e-5),
+        lambda x: aten._native_batch_norm_legit.no_stats(x.t(), None, None, True, 0.1, 1e-5),
+        lambda x: aten.native_group_norm(x[..., None], None, None, x.shape[0], x.shape[1], 1, 1, 1e-5),
+    ]
+    x = torch.randn(4, 100_000) + 1e4
+    across = x.t().contiguous().t()
+    cases = [(function, (x,)) for function in functions] + [(function, (across,)) for function in functions[:-1]]
+    for made, (function, args) in zip(kernels(cases), cases, strict=True):
+        exact = listed(function(*(arg.double() for arg in args)))
+        got, want = ([result.contiguous() for result in results] for results in (made(*args), function(*args)))
+        assert_as_exact(got, want, exact, 2, passes)
 
 
 LONG: list[Callable[..., Any]] = [
@@ -360,14 +492,34 @@ def test_errors_are_at_most_twice_eagers(shape: tuple[int, ...], dtype: torch.dt
             assert ours <= times * eagers
 
 
+@pytest.mark.parametrize("how", ["blocks", "elements"])
+@pytest.mark.parametrize("shape", [(11, 70_001), (5000, 40)], ids=str)
+def test_what_is_read_once_is_as_exact(shape: tuple[int, ...], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_once(monkeypatch, how)
+    x = torch.randn(shape)
+    for ours, eagers in errors([(function, (x,)) for function in LONG[5:]]):
+        assert ours <= 2 * eagers
+
+
+def everything_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return aten.sum(x), aten.amax(x), aten.argmax(x), aten.var(x), aten._softmax(x, 0, False)
+
+
+def every_column_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return aten.argmax(x, 0), aten.var.correction(x, [0]), aten._softmax(x, 0, False)
+
+
+@pytest.mark.usefixtures("passes")
 def test_a_long_row_gives_the_same_with_any_number_of_threads() -> None:
-    x = torch.randn(1 << 20)
-    made = kernel(lambda x: (aten.sum(x), aten.amax(x), aten._softmax(x, 0, False)), x)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            results.append(made(x))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for found in results[1:] for one, other in zip(results[0], found, strict=True))
+    for function, x in ((everything_of, torch.randn(1 << 20)), (every_column_of, torch.randn(20_001, 40))):
+        made = kernel(function, x)
+        before, results = torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 4):
+                torch.set_num_threads(threads)
+                results.append(made(x))
+        finally:
+            torch.set_num_threads(before)
+        for found in results[1:]:
+            assert all(torch.equal(one, other) for one, other in zip(results[0], found, strict=True))
+        check([(function, (x,))])

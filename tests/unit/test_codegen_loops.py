@@ -83,8 +83,8 @@ def test_what_depends_on_the_column_is_computed_once_per_column() -> None:
 
 
 def test_costly_values_are_kept_from_pass_to_pass() -> None:
-    assert rows(lambda x: aten._softmax(x, -1, False), 100, 512).count("exp_f32(") == 1
-    assert rows(lambda x: aten._softmax(x, -1, False), 100, 100_000).count("exp_f32(") == 2
+    assert rows(lambda x: aten._softmax(x, -1, False), 100, 512).count("exp_f32(x") == 1
+    assert rows(lambda x: aten._softmax(x, -1, False), 100, 100_000).count("exp_f32(x") == 2
 
 
 def test_a_half_type_is_rounded_once_when_it_is_stored() -> None:

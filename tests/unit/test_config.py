@@ -342,7 +342,7 @@ def test_a_current_directory_that_was_deleted(project: Path) -> None:
     ("text", "key"),
     [
         ('devise = "cpu"', "devise"),
-        ('[kernels]\n"aten::relu" = "relu.cl"', "kernels"),
+        ('[kernel]\n"aten::relu" = "relu.cl"', "kernel"),
         ("[tool.kagent]\nthreads = 1", "tool"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..codegen_programs import errors, text_of
+from ..codegen_programs import NarrowC, errors, generator, text_of
 
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "python -m pytest tests/unit/test_golden_kernels.py --update-golden"
@@ -70,18 +70,24 @@ KERNELS: dict[str, tuple[Callable[..., Any], Sequence[Operand]]] = {
     "transposed_add": (lambda x, y: x.t() + y, operands((70, 100), (100, 70))),
     "column_sum": (lambda x: x.sum(0), operands((250, 70))),
     "argmax": (lambda x: x.argmax(-1), operands((40, 64))),
+    "argmax_of_long_rows": (lambda x: x.argmax(-1), operands((40, 5000))),
     "embedding": (aten.embedding, [*operands((500, 48)), Operand((6, 20), torch.int64)]),
     "pad": (lambda x: aten.constant_pad_nd(x, [1, 2, 3, 4], 0.5), operands((6, 20, 30))),
     "mm_bias_relu": (lambda x, y, bias: torch.relu(torch.mm(x, y) + bias), operands((70, 40), (40, 50), (50,))),
     "convolution_3x3": (convolution, operands((2, 16, 30, 34), (12, 16, 3, 3), (12,))),
     "cumsum": (lambda x: x.cumsum(-1), operands((40, 64))),
+    "pad_narrow": (lambda x: aten.constant_pad_nd(x, [1, 2, 3, 4], 0.5), operands((6, 20, 30))),
+    "embedding_narrow": (aten.embedding, [*operands((500, 48)), Operand((6, 20), torch.int64)]),
 }
+NARROW = frozenset({"pad_narrow", "embedding_narrow"})
+"""Kernels with indices of 32 bits."""
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_as_it_was_reviewed(name: str, request: pytest.FixtureRequest) -> None:
     function, given = KERNELS[name]
-    text = text_of(function, *(operand.empty() for operand in given))
+    making = generator(NarrowC()) if name in NARROW else None
+    text = text_of(function, *(operand.empty() for operand in given), making=making)
     path = GOLDEN / f"{name}.c"
     if request.config.getoption("--update-golden"):
         path.write_text(text, encoding="utf-8", newline="\n")

@@ -223,15 +223,15 @@ class _Heads:
         across = max(self.query.spec.shape[2], self.key.spec.shape[2])
         axes = [("b", batch), ("h", heads), ("block", -(-length // self.rows))]
         with k.items(*axes, steps=max(cost * across * self.rows // 16, 1)):
-            k.add(f"const i64 {name}_first = block * {self.rows};")
-            k.add(f"const i64 {name}_end = {k.least(k.size(length), f'{name}_first + {self.rows}')};")
+            k.add(f"const {k.index_type} {name}_first = block * {self.rows};")
+            k.add(f"const {k.index_type} {name}_end = {k.least(k.size(length), f'{name}_first + {self.rows}')};")
             yield
 
     @contextmanager
     def keys(self, name: str) -> Iterator[None]:
         """Write a loop over the keys that the item's queries attend to."""
         k, length = self.k, self.k.size(self.key.spec.shape[2])
-        k.add(f"const i64 limit = {k.least(length, 'i_end') if self.causal else length};")
+        k.add(f"const {k.index_type} limit = {k.least(length, 'i_end') if self.causal else length};")
         with self._stretches(name, "0", "limit"):
             yield
 
@@ -239,7 +239,7 @@ class _Heads:
     def queries(self, name: str) -> Iterator[None]:
         """Write a loop over the queries that attend to the item's keys."""
         k, step = self.k, self.k.tiles.keys
-        k.add(f"const i64 limit = {k.size(self.query.spec.shape[2])};")
+        k.add(f"const {k.index_type} limit = {k.size(self.query.spec.shape[2])};")
         with self._stretches(name, f"i_first / {step} * {step}" if self.causal else "0", "limit"):
             yield
 
@@ -247,7 +247,7 @@ class _Heads:
     def _stretches(self, name: str, first: str, end: str) -> Iterator[None]:
         k, step = self.k, self.k.tiles.keys
         with k.loop(f"{name}_first", end, first, step):
-            k.add(f"const i64 {name}_end = {k.least(end, f'{name}_first + {step}')};")
+            k.add(f"const {k.index_type} {name}_end = {k.least(end, f'{name}_first + {step}')};")
             yield
 
     def copy(self, into: str, tensor: Tensor, rows: str, count: int, turned: bool = False) -> None:

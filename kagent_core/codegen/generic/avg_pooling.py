@@ -116,10 +116,11 @@ def _avg_backward(
     with k.items(*axes, steps=math.prod(window.size)):
         for d, p in enumerate(places):
             stride_d, made = k.size(window.stride[d]), grad.size(len(lead) + d)
-            k.add(f"const i64 shift{d} = {p} + {k.size(window.padding[d])} - {k.size(window.size[d])};")
-            k.add(f"const i64 first{d} = shift{d} < 0 ? 0 : shift{d} / {stride_d} + 1;")
-            k.add(f"const i64 past{d} = ({p} + {k.size(window.padding[d])}) / {stride_d} + 1;")
-            k.add(f"const i64 last{d} = past{d} < {made} ? past{d} : {made};")
+            k.fits(self.shape[len(lead) + d] + 2 * window.padding[d] + window.size[d])
+            k.add(f"const {k.index_type} shift{d} = {p} + {k.size(window.padding[d])} - {k.size(window.size[d])};")
+            k.add(f"const {k.index_type} first{d} = shift{d} < 0 ? 0 : shift{d} / {stride_d} + 1;")
+            k.add(f"const {k.index_type} past{d} = ({p} + {k.size(window.padding[d])}) / {stride_d} + 1;")
+            k.add(f"const {k.index_type} last{d} = past{d} < {made} ? past{d} : {made};")
         k.add(f"{kind} sum = 0;")
         with nest(k, *((o, f"last{d}", f"first{d}") for d, o in enumerate(out))):
             bounds(k, window, out, self.shape[-count:])
@@ -148,8 +149,9 @@ def _adaptive_avg_backward(k: KernelBuilder, grad_output: TensorSpec, self: Tens
     with k.items(*axes, steps=max(grad_output.numel // max(self.numel, 1), 1)):
         for d, p in enumerate(places):
             size, total = k.size(sizes[d]), k.size(made[d])
-            k.add(f"const i64 first{d} = {p} * {total} / {size};")
-            k.add(f"const i64 last{d} = (({p} + 1) * {total} + {size} - 1) / {size};")
+            k.fits((sizes[d] + 1) * made[d] + sizes[d])
+            k.add(f"const {k.index_type} first{d} = {p} * {total} / {size};")
+            k.add(f"const {k.index_type} last{d} = (({p} + 1) * {total} + {size} - 1) / {size};")
         k.add(f"{k.compute_type(grad.dtype)} sum = 0;")
         with nest(k, *((o, f"last{d}", f"first{d}") for d, o in enumerate(out))):
             parts(k, out, sizes, made)

@@ -15,7 +15,11 @@ from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.table import RuleTable
 from kagent_core.codegen.text import Text
 from kagent_core.codegen.writer import Parameters, Statements, loads_of
+from kagent_core.errors import LaunchConfigError
 from kagent_core.specs import OpCall, TensorSpec
+
+SLACK = 1 << 25
+"""How far a kernel may step past a size: more than the largest tiles that a launch config can ask for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Tensor:
 
     def offset(self, *index: str) -> str:
         """Return where an element lies, from the first one."""
+        self._builder.fits(sum(max(n - 1, 0) * s for n, s in zip(self.spec.shape, self.spec.strides, strict=True)))
         if len(index) != len(self.spec.shape):
             raise ValueError(f"{len(index)} indices into {self.spec}")
         terms: list[str] = []
@@ -114,8 +119,9 @@ class KernelBuilder:
         self._epilogue = _Epilogue(call, rest, stored, rules, round_halves) if rest else None
         written = list(call.outputs) if self._epilogue is None else [s.tensor for s in self._epilogue.stores]
         read = set(call.inputs) | (set() if self._epilogue is None else self._epilogue.read)
-        self._parameters = Parameters(language, written, read)
+        self._parameters = Parameters(language, written, read, SLACK)
         self._items = 1
+        self._item_nbytes = 0
         self._names = 0
 
     # -- tensors and numbers
@@ -138,6 +144,21 @@ class KernelBuilder:
     def size(self, value: int) -> str:
         """Return a size, a stride or another whole number that depends on shapes: the name of a parameter."""
         return self._parameters.size(value)
+
+    def fits(self, *values: int) -> None:
+        """Say how large the numbers become that the text computes from sizes, and that no size or offset bounds.
+
+        Raises
+        ------
+        WideIndexError
+            When indices have 32 bits and a number has more; the kernel is then written with indices of 64 bits.
+        """
+        self._parameters.fits(*(value + SLACK for value in values))
+
+    @property
+    def index_type(self) -> str:
+        """The C type of variables that count and address elements; those that become data are ``i64``."""
+        return self.language.index_type
 
     def number(self, value: bool | float, dtype: str) -> str:
         """Return a number that does not depend on shapes, in a type."""
@@ -167,7 +188,24 @@ class KernelBuilder:
 
     def array(self, kind: str, name: str, length: int) -> None:
         """Declare memory of the work-item's own."""
+        self.claim(kind, length)
         self.add(f"{kind} {name}[{length}];")
+
+    def claim(self, kind: str, length: int) -> None:
+        """Count some elements as memory of the work-item's own.
+
+        Raises
+        ------
+        LaunchConfigError
+            When it is more than a work-item has: its tiles are too large.
+        """
+        self._item_nbytes += length * int(kind.lstrip("biuf")) // 8
+        if self._item_nbytes > self.language.item_nbytes:
+            raise LaunchConfigError(
+                f"the tiles of {self.call.signature} take more than {self._item_nbytes} bytes of a work-item's own "
+                f"memory, expected at most {self.language.item_nbytes}",
+                hint="take smaller tile sizes: what they are is in docs/launch-configs.md",
+            )
 
     def least(self, a: str, b: str) -> str:
         """Return the smaller one of two whole numbers."""
@@ -196,7 +234,7 @@ class KernelBuilder:
         if marked:
             self.add(marked)
         advance = f"{name}++" if str(step) == "1" else f"{name} += {step}"
-        with self.block(f"for (i64 {name} = {start}; {name} < {end}; {advance})"):
+        with self.block(f"for ({self.index_type} {name} = {start}; {name} < {end}; {advance})"):
             yield
 
     @contextmanager
@@ -215,6 +253,8 @@ class KernelBuilder:
         for _, extent in axes:
             extents *= extent
         self._items = max(self._items, extents)
+        self._item_nbytes = 0
+        self.fits(extents, *(extent for _, extent in axes))  # a device may count the steps of all loops together
         opened = self.language.open_items(self.text, [(name, self.size(n), n) for name, n in axes], steps)
         yield
         self.text.close(opened)
@@ -240,7 +280,8 @@ class KernelBuilder:
             # named before the epilogue opens, whose own names may hide those in the texts
             made, places = self.name("made"), [self.name("at") for _ in index]
             self.add(f"const {self.compute_type(self.call.outputs[0].dtype.name)} {made} = {value};")
-            self.add(*(f"const i64 {place} = {part};" for place, part in zip(places, index, strict=True)))
+            kind = self.index_type
+            self.add(*(f"const {kind} {place} = {part};" for place, part in zip(places, index, strict=True)))
             self.text.open("{")
             self._epilogue.write(self.text, self._parameters, self.language, places, made)
             self.text.close()
@@ -252,7 +293,7 @@ class KernelBuilder:
         """Return the kernel."""
         args = self._parameters.args
         head = self.language.head(name, args, self._parameters.reports)
-        text = "\n".join([f"{head} {{", *self.text.lines, "}"]) + "\n"
+        text = "\n".join([f"{head} {{", *self._parameters.entry(), *self.text.lines, "}"]) + "\n"
         return KernelSource(name, text, args, self._parameters.reports, self._items)
 
 
@@ -280,7 +321,7 @@ class _Epilogue:
         axes = iter(self.axes)
         for part, size in zip(index, self._made.shape, strict=True):
             if size != 1:
-                text.add(f"const i64 {next(axes).name} = {part};")
+                text.add(f"const {language.index_type} {next(axes).name} = {part};")
         statements = Statements(language, parameters, self._labels)
         statements.given = value
         values = [store.value for store in self.stores]

@@ -49,7 +49,7 @@ def _places_side_by_side(
                     value = source.at("n", _channel(k, "c", made), *places, where)
                     value = f"({' & '.join(here)} ? {value} : 0)"
                     k.add(f"sum[e] = {k.language.multiply_add('factor', value, 'sum[e]', source.dtype)};")
-            k.add(f"const i64 length = {k.least(f'({end} - w_first)', str(width))};")
+            k.add(f"const {k.index_type} length = {k.least(f'({end} - w_first)', str(width))};")
             with k.loop("e", "length", simd=True):
                 store(["n", *(name for name, _ in outer), "(w_first + e)"], "c", "sum[e]")
 
@@ -64,8 +64,8 @@ def _channels_side_by_side(
     places = [*(name for name, _ in outer), "w"]
     axes = [("n", out.shape[0]), *outer, ("cb", -(-channels // width))]
     with k.items(*axes, steps=math.prod((*taps, out.shape[-1])) * width // 16):
-        k.add(f"const i64 first = cb * {width};")
-        k.add(f"const i64 length = {k.least(f'({k.size(channels)} - first)', str(width))};")
+        k.add(f"const {k.index_type} first = cb * {width};")
+        k.add(f"const {k.index_type} length = {k.least(f'({k.size(channels)} - first)', str(width))};")
         k.array(kind, "panel", math.prod(taps) * width)
         with k.loop("t", math.prod(taps)), k.loop("e", "length"):
             factor = _factor(k, weight, window, "(first + e)", made, _coordinates("t", taps))

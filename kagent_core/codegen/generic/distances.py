@@ -32,11 +32,12 @@ def pdist(k: KernelBuilder, self: TensorSpec, p: float) -> None:
     rows = k.size(self.shape[0])
     with k.items(("pair", k.call.outputs[0].shape[0]), steps=self.shape[1] * 4):
         # the pairs of row r are those from r * (2 * rows - r - 1) / 2 on
-        k.add("i64 row = 0;")
-        with k.block(f"for (i64 end = {rows} - 1; row + 1 < end;)"):
-            k.add("const i64 middle = row + (end - row) / 2;")
+        k.fits(2 * self.shape[0] ** 2)
+        k.add(f"{k.index_type} row = 0;")
+        with k.block(f"for ({k.index_type} end = {rows} - 1; row + 1 < end;)"):
+            k.add(f"const {k.index_type} middle = row + (end - row) / 2;")
             k.add(f"if (middle * (2 * {rows} - middle - 1) / 2 <= pair) row = middle; else end = middle;")
-        k.add(f"const i64 column = pair - row * (2 * {rows} - row - 1) / 2 + row + 1;")
+        k.add(f"const {k.index_type} column = pair - row * (2 * {rows} - row - 1) / 2 + row + 1;")
         _norm(k, x.at("row", "j"), x.at("column", "j"), x, p)
         k.store(["pair"], "distance")
 

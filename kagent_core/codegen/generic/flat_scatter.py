@@ -34,7 +34,7 @@ def masked_scatter(k: KernelBuilder, self: TensorSpec, mask: TensorSpec, source:
     made, x = k.call.outputs[0], k.read(source)
     places = names("d", len(made.shape))
     with k.items(("all", 1), steps=made.numel):
-        k.add("i64 taken = 0;")
+        k.add(f"{k.index_type} taken = 0;")
         with nest(k, *((place, k.size(size)) for place, size in zip(places, made.shape, strict=True))):
             kept = k.read(self).at(*_broadcast(places, self.shape))
             k.add(f"{k.compute_type(x.dtype)} value = {kept};")
@@ -53,7 +53,7 @@ def masked_scatter_backward(k: KernelBuilder, grad_output: TensorSpec, mask: Ten
     made, grad = k.call.outputs[0], k.read(grad_output)
     places = names("d", len(grad_output.shape))
     with k.items(("all", 1), steps=made.numel + grad_output.numel):
-        k.add("i64 taken = 0;")
+        k.add(f"{k.index_type} taken = 0;")
         with nest(k, *((place, k.size(size)) for place, size in zip(places, grad_output.shape, strict=True))):
             chosen = k.read(mask).at(*_broadcast(places, mask.shape))
             with k.block(f"if ({chosen} && taken < {k.size(made.numel)})"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.specs import TensorSpec
+from kagent_core.specs.tiles import GREATEST
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Window:
     def place(self, k: KernelBuilder, n: int, at: str, tap: str, size: int) -> tuple[str, str]:
         """Return where a tap of the kernel reads along dimension `n`, and when that is inside; ``""`` for always."""
         stride, shift = self.stride[n], k.size(self.padding[n])
+        k.fits(size * stride + 2 * self.padding[n] + self.size[n] * self.dilation[n] + GREATEST["columns"] * stride)
         moved = f"{tap} * {k.size(self.dilation[n])}"
         if not self.inverted:
             where = f"({at} * {k.size(stride)} + {moved} - {shift})"

@@ -42,11 +42,13 @@ def _max_pool(
     with k.items(*axes, steps=math.prod(window.size)):
         for d, o in enumerate(spatial):
             step, size = k.size(window.dilation[d]), k.size(self.shape[len(lead) + d])
-            k.add(f"const i64 start{d} = {o} * {k.size(window.stride[d])} - {k.size(window.padding[d])};")
-            k.add(f"const i64 before{d} = start{d} < 0 ? (-start{d} + {step} - 1) / {step} : 0;")
-            k.add(f"const i64 begin{d} = start{d} + before{d} * {step};")
-            k.add(f"const i64 reach{d} = start{d} + ({k.size(window.size[d])} - 1) * {step} + 1;")
-            k.add(f"const i64 end{d} = reach{d} < {size} ? reach{d} : {size};")
+            reach = window.size[d] * window.dilation[d]
+            k.fits(self.shape[len(lead) + d] + 2 * window.padding[d] + reach + window.stride[d])
+            k.add(f"const {k.index_type} start{d} = {o} * {k.size(window.stride[d])} - {k.size(window.padding[d])};")
+            k.add(f"const {k.index_type} before{d} = start{d} < 0 ? (-start{d} + {step} - 1) / {step} : 0;")
+            k.add(f"const {k.index_type} begin{d} = start{d} + before{d} * {step};")
+            k.add(f"const {k.index_type} reach{d} = start{d} + ({k.size(window.size[d])} - 1) * {step} + 1;")
+            k.add(f"const {k.index_type} end{d} = reach{d} < {size} ? reach{d} : {size};")
         _greatest(k, self, lead, spatial, [k.size(step) for step in window.dilation])
 
 
@@ -75,6 +77,7 @@ def _greatest(
 ) -> None:
     """Write the greatest element between `begin` and `end`: the first of equal ones, the last NaN."""
     x, count = k.read(self), len(spatial)
+    k.fits(math.prod(self.shape[-count:]))
     inner = names("w", count)
     kind = k.compute_type(x.dtype)
     k.add(f"{kind} best = {k.language.least(x.dtype)};")

@@ -161,8 +161,8 @@ def _sum_of_products(
     kind, total = k.compute_type(dtype), k.language.value_type(k.tiles.total_dtype(dtype))
     k.add(f"{total} total = 0;")
     with k.loop("p_first", end, step=stretch):
-        k.add(f"const i64 p_end = {k.least(end, f'p_first + {stretch}')};")
-        k.add(f"{kind} sums[{lanes}] = {{0}};", "i64 p_next = p_first;")
+        k.add(f"const {k.index_type} p_end = {k.least(end, f'p_first + {stretch}')};")
+        k.add(f"{kind} sums[{lanes}] = {{0}};", f"{k.index_type} p_next = p_first;")
         with k.block(f"for (; p_next + {lanes} <= p_end; p_next += {lanes})"), k.loop("e", lanes, simd=True):
             k.add(f"sums[e] = {k.language.multiply_add(one('p_next + e'), other('p_next + e'), 'sums[e]', dtype)};")
         with k.loop("e", "p_end - p_next", simd=True):

@@ -75,16 +75,17 @@ class Resampled:
         """Write the interval of the output elements that are made of an input element, ``first`` to ``last``."""
         lowest = f"{p} - 1" if self.linear else p
         for name, target in ((f"first{number}", lowest), (f"last{number}", f"{p} + 1")):
-            k.add(f"i64 {name} = 0;")
-            with k.block(f"for (i64 end = {k.size(self.made)}; {name} < end;)"):
-                k.add(f"const i64 middle = {name} + (end - {name}) / 2;")
+            k.add(f"{k.index_type} {name} = 0;")
+            with k.block(f"for ({k.index_type} end = {k.size(self.made)}; {name} < end;)"):
+                k.add(f"const {k.index_type} middle = {name} + (end - {name}) / 2;")
                 k.add(f"if ({self.source(k, 'middle')} < {target}) {name} = middle + 1; else end = middle;")
 
     def weight(self, k: KernelBuilder, number: int, p: str, o: str) -> None:
         """Write the weight that an input element has in an output element."""
         kind = k.compute_type(self.dtype)
-        k.add(f"const i64 low{number} = {self.source(k, o)};")
-        k.add(f"const i64 high{number} = low{number} < {k.size(self.size - 1)} ? low{number} + 1 : low{number};")
+        low, last = f"low{number}", k.size(self.size - 1)
+        k.add(f"const {k.index_type} {low} = {self.source(k, o)};")
+        k.add(f"const {k.index_type} high{number} = {low} < {last} ? {low} + 1 : {low};")
         k.add(f"const {kind} part{number} = {self.position(k, o)} - ({kind})low{number};")
         k.add(f"const {kind} clipped{number} = part{number} < 0 ? 0 : part{number} > 1 ? 1 : part{number};")
         k.add(
@@ -148,11 +149,12 @@ def replication_pad_backward(
         for number, p in enumerate(places):
             dim = len(lead) + number
             before, size, made = padding[2 * (count - 1 - number)], k.size(self.shape[dim]), grad.size(dim)
+            k.fits(self.shape[dim] + abs(before))
             shifted = f"{p} + {k.size(before)}".replace("+ -", "- ")
-            k.add(f"const i64 own{number} = {shifted};")
-            k.add(f"const i64 from{number} = {p} == 0 || own{number} < 0 ? 0 : own{number};")
-            k.add(f"const i64 to{number} = {p} == {size} - 1 ? {made} : own{number} + 1;")
-            k.add(f"const i64 last{number} = to{number} < {made} ? to{number} : {made};")
+            k.add(f"const {k.index_type} own{number} = {shifted};")
+            k.add(f"const {k.index_type} from{number} = {p} == 0 || own{number} < 0 ? 0 : own{number};")
+            k.add(f"const {k.index_type} to{number} = {p} == {size} - 1 ? {made} : own{number} + 1;")
+            k.add(f"const {k.index_type} last{number} = to{number} < {made} ? to{number} : {made};")
         k.add(f"{k.compute_type(grad.dtype)} sum = 0;")
         with nest(k, *((o, f"last{n}", f"from{n}") for n, o in enumerate(outs))):
             k.add(f"sum += {grad.at(*lead, *outs)};")

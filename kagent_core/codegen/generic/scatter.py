@@ -99,8 +99,8 @@ class Scatter:
         kind, length = k.compute_type(dtype), k.size(rows.length)
         chunks = -(-rows.length // CHUNK)
         with k.items(*rows.axes, ("chunk", chunks), steps=CHUNK + self.count):
-            k.add(f"{kind} held[{CHUNK}];", f"i64 sources[{CHUNK}];", f"const i64 first = chunk * {CHUNK};")
-            k.add(f"const i64 width = {length} - first < {CHUNK} ? {length} - first : {CHUNK};")
+            k.add(f"{kind} held[{CHUNK}];", f"i64 sources[{CHUNK}];", f"const {k.index_type} first = chunk * {CHUNK};")
+            k.add(f"const {k.index_type} width = {length} - first < {CHUNK} ? {length} - first : {CHUNK};")
             with k.loop("c", "width"):
                 start = x.at(*rows.place("first + c")) if self.include_self else _identity(k, self.reduce, dtype)
                 k.add(f"held[c] = {start};", "sources[c] = 0;")
@@ -146,7 +146,7 @@ class _Sources:
 
     def __enter__(self) -> None:
         k = self._k
-        heads = [*self._heads, f"for (i64 s = 0; s < {self._count}; s++)"]
+        heads = [*self._heads, f"for ({k.index_type} s = 0; s < {self._count}; s++)"]
         for head in heads:
             k.text.open(f"{head} {{")
         k.add(f"i64 at = {self._place};")

@@ -80,9 +80,10 @@ def _select(
     x = k.read(self)
     kind, is_float = k.compute_type(x.dtype), x.dtype in FLOATS
     count = " * ".join(size for _, size in loops) or "1"
-    k.add(f"i64 rank = {rank or f'({count} - 1) / 2'};")
+    k.fits(self.numel)
+    k.add(f"{k.index_type} rank = {rank or f'({count} - 1) / 2'};")
     if is_float and ignore_nan is not None:
-        k.add("i64 nans = 0;")
+        k.add(f"{k.index_type} nans = 0;")
         with nest(k, *loops):
             k.add(f"const {kind} value = {x.at(*place)};", "nans += value != value;")
         # NaN has the greatest keys: all that are not come first
@@ -91,7 +92,7 @@ def _select(
     bits = 64 if x.dtype == "float64" else 32 if is_float else NBITS[x.dtype]
     k.add("u64 prefix = 0;")
     with k.block(f"for (i32 bit = {bits - 1}; bit >= 0; bit--)"):
-        k.add("i64 below = 0;")
+        k.add(f"{k.index_type} below = 0;")
         with nest(k, *loops):
             _key(k, x.dtype, x.at(*place))
             k.add("below += key >> bit == prefix >> bit;")
@@ -181,9 +182,9 @@ def _search(
     kind, length = k.compute_type(row.dtype), sequence.shape[-1] if sequence.shape else 1
     target = k.read(wanted).at(*places) if isinstance(wanted, TensorSpec) else k.number(wanted, row.dtype)
     with k.items(*(zip(places, made.shape, strict=True) if places else [("row", 1)]), steps=length.bit_length() * 4):
-        k.add(f"const {kind} target = {target};", f"i64 begin = 0, end = {k.size(length)};")
+        k.add(f"const {kind} target = {target};", f"{k.index_type} begin = 0, end = {k.size(length)};")
         with k.block("while (begin < end)"):
-            k.add("const i64 middle = begin + (end - begin) / 2;")
+            k.add(f"const {k.index_type} middle = begin + (end - begin) / 2;")
             k.add(f"i64 place = {'middle' if sorter is None else k.read(sorter).at(*lead, 'middle')};")
             if sorter is not None:
                 outside = f"place < 0 || place >= {k.size(length)}"

@@ -39,17 +39,18 @@ def _best(k: KernelBuilder, self: TensorSpec, dim: int, count: int, descending: 
         return
     heap = _Heap(k, rows, x.dtype, descending)
     first = k.size(count)
+    k.fits(2 * count)
     with k.items(*rows.axes, steps=rows.length * max(count.bit_length(), 1) * 4):
         with k.loop("j", first):
             heap.put("j", x.at(*rows.place("j")), "j")
-        with k.block(f"for (i64 root = {first} / 2 - 1; root >= 0; root--)"):
+        with k.block(f"for ({k.index_type} root = {first} / 2 - 1; root >= 0; root--)"):
             heap.sink("root", first, *heap.entry("root"))
         if count < rows.length:
             with k.loop("j", k.size(rows.length), first):
                 k.add(f"const {heap.kind} next = {x.at(*rows.place('j'))}, last = {heap.value('0')};")
                 with k.block(f"if ({heap.before('next', 'j', 'last', heap.index('0'))})"):
                     heap.sink("0", first, "next", "j")
-        with k.block(f"for (i64 end = {first} - 1; end > 0; end--)"):
+        with k.block(f"for ({k.index_type} end = {first} - 1; end > 0; end--)"):
             k.add(f"const {heap.kind} last = {heap.value('end')};", f"const i64 last_at = {heap.index('end')};")
             heap.put("end", heap.value("0"), heap.index("0"))
             heap.sink("0", "end", "last", "last_at")
@@ -101,8 +102,9 @@ class _Heap:
         """Write a pair at `start`, or below it in its children's place as long as one of them comes after it."""
         k = self.k
         with k.block(""):
-            k.add(f"const {self.kind} sinking = {value};", f"const i64 sinking_at = {index};", f"i64 hole = {start};")
-            with k.block(f"for (i64 child = 2 * hole + 1; child < {end}; child = 2 * hole + 1)"):
+            k.add(f"const {self.kind} sinking = {value};", f"const i64 sinking_at = {index};")
+            k.add(f"{k.index_type} hole = {start};")
+            with k.block(f"for ({k.index_type} child = 2 * hole + 1; child < {end}; child = 2 * hole + 1)"):
                 k.add(f"{self.kind} best = {self.value('child')};", f"i64 best_at = {self.index('child')};")
                 with k.block(f"if (child + 1 < {end})"):
                     other, other_at = self.entry("child + 1")

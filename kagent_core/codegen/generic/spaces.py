@@ -33,7 +33,7 @@ class Segment:
         step, names[self.along] = k.name("u"), k.name("c")
         with k.loop(step, self.length, simd=True):
             here = self.coordinates[self.along]
-            k.add(f"const i64 {self.flat} = {self.start} + {step}, {names[self.along]} = {here} + {step};")
+            k.add(f"const {k.index_type} {self.flat} = {self.start} + {step}, {names[self.along]} = {here} + {step};")
             yield names
 
 
@@ -67,7 +67,7 @@ class Space:
                 break
             names[n], above = k.name("c"), k.name("r")
             size = str(self.sizes[n]) if n in self.literal else k.size(self.sizes[n])
-            k.add(f"const i64 {names[n]} = {rest} % {size}, {above} = {rest} / {size};")
+            k.add(f"const {k.index_type} {names[n]} = {rest} % {size}, {above} = {rest} / {size};")
             rest = above
         return names
 
@@ -90,7 +90,7 @@ class Space:
             yield Segment(k, flat, first, first, end, names, wide[0] if wide else None)
             return
         start, length, last = k.name("s"), k.name("l"), wide[-1]
-        with k.block(f"for (i64 {start} = {first}, {length}; {start} < {end}; {start} += {length})"):
+        with k.block(f"for ({k.index_type} {start} = {first}, {length}; {start} < {end}; {start} += {length})"):
             names = tuple(self.coordinates(k, start))
             left = f"({k.size(self.sizes[last])} - {names[last]})"
             k.add(f"{length} = {k.least(left, f'({end} - {start})')};")

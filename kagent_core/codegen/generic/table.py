@@ -14,6 +14,7 @@ from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
 from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.table import LoweringKind, NotLoweredError, RuleTable
 from kagent_core.specs import OpCall
+from kagent_core.specs.tiles import Tiles as LaunchTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class GenericKernels:
     round_halves
         As for `kagent_core.codegen.expressions.Expressions`.
     tiles
-        How much of a product one work-item computes.
+        How much of a product one work-item computes, where no launch config says otherwise.
     """
 
     def __init__(
@@ -77,15 +78,35 @@ class GenericKernels:
         refused = rule.accepts(first) if rule.accepts is not None else None
         return refused or (self._epilogue_refusal(rule, first, rest) if rest else None)
 
-    def source(self, calls: Sequence[OpCall], stored: Collection[int], language: CFamily) -> KernelSource:
-        """Return the kernel for some calls, of which `refusal` was None; its function is called ``KERNEL``."""
+    def source(
+        self, calls: Sequence[OpCall], stored: Collection[int], language: CFamily, sizes: LaunchTiles = ()
+    ) -> KernelSource:
+        """Return the kernel for some calls, of which `refusal` was None; its function is called ``KERNEL``.
+
+        Parameters
+        ----------
+        calls
+            In order.
+        stored
+            Buffers of the results that it writes.
+        language
+            The device's.
+        sizes
+            Tile sizes that take the place of the device's.
+
+        Raises
+        ------
+        LaunchConfigError
+            When a work-item has too little memory for the tiles.
+        """
         first, *rest = calls
         rule = self._table.find(first.signature)
         if rule is None:
             raise KeyError(first.signature)
-        builder = KernelBuilder(first, rest, stored, language, self._rules, self._round_halves, self._tiles)
+        tiles = self._tiles.with_sizes(sizes)
+        builder = KernelBuilder(first, rest, stored, language, self._rules, self._round_halves, tiles)
         rule.function(builder, **full_arguments(first))
-        return builder.source("KERNEL")
+        return builder.source("KERNEL_NAME")
 
     def _epilogue_refusal(self, rule: GenericRule, first: OpCall, rest: Sequence[OpCall]) -> str | None:
         if not rule.epilogue or len(first.results) != 1:

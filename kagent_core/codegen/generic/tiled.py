@@ -92,14 +92,14 @@ def write_product(k: KernelBuilder, product: Product) -> None:
     m, n, depth = (k.size(extent) for extent in (rows.lines.extent, columns.lines.extent, rows.depth.extent))
     axes = [("bi", -(-rows.lines.extent // tall)), ("bj", -(-columns.lines.extent // width))]
     with k.items(*product.batch, *axes, steps=max(rows.depth.extent, 1) * width * tall // 16):
-        k.add(f"const i64 i_first = bi * {tall}, i_end = {k.least(m, f'i_first + {tall}')};")
-        k.add(f"const i64 j_first = bj * {width}, j_end = {k.least(n, f'j_first + {width}')};")
+        k.add(f"const {k.index_type} i_first = bi * {tall}, i_end = {k.least(m, f'i_first + {tall}')};")
+        k.add(f"const {k.index_type} j_first = bj * {width}, j_end = {k.least(n, f'j_first + {width}')};")
         k.array(total, "total", tall * width)
         with k.loop("t", tall * width, simd=True):
             k.add("total[t] = 0;")
         k.array(kind, "panel", tiles.depth * width)
         with k.loop("p_first", depth, step=tiles.depth):
-            k.add(f"const i64 p_end = {k.least(depth, f'p_first + {tiles.depth}')};")
+            k.add(f"const {k.index_type} p_end = {k.least(depth, f'p_first + {tiles.depth}')};")
             _copy_columns(k, columns, width)
             _place_steps(k, rows)
             with k.loop("i", "i_end", "i_first", step=height):
@@ -132,7 +132,7 @@ def _place_steps(k: KernelBuilder, rows: Operand) -> None:
     """Write where each depth of a stretch lies, to ``steps``."""
     if rows.places is None or rows.places.step is None:
         return
-    k.array("i64", "steps", k.tiles.depth)
+    k.array(k.index_type, "steps", k.tiles.depth)
     with k.loop("p", "p_end", "p_first"):
         depth = rows.depth.coordinates(k, "p")
         k.add(f"steps[p - p_first] = {rows.places.step(depth)};")
@@ -144,7 +144,7 @@ def _multiply_rows(k: KernelBuilder, product: Product, height: int, width: int) 
     if places is not None and places.step is None:
         lines = [k.name("i") for _ in range(height)]
         for n, line in enumerate(lines):
-            k.add(f"const i64 {line} = {k.least(f'i + {n}', 'i_end - 1')};")
+            k.add(f"const {k.index_type} {line} = {k.least(f'i + {n}', 'i_end - 1')};")
 
         def value(n: int, p: str) -> str:
             return places.value(lines[n], f"p_first + {p}")
@@ -170,7 +170,7 @@ def _copy_rows(k: KernelBuilder, product: Product, height: int) -> None:
     """Copy a stretch of some rows to ``strip``, one row after the other."""
     rows, stretch = product.rows, k.tiles.depth
     k.array(k.compute_type(product.dtype), "strip", height * stretch)
-    k.add(f"const i64 line_end = {k.least('i_end', f'i + {height}')};")
+    k.add(f"const {k.index_type} line_end = {k.least('i_end', f'i + {height}')};")
     with k.block(f"if (line_end - i < {height})"), k.loop("t", height * stretch, simd=True):
         k.add("strip[t] = 0;")
     place = f"strip[(line - i) * {stretch} + p - p_first]"
@@ -218,6 +218,7 @@ def multiply_tile(
     """
     kind, (height, width) = k.language.value_type(compute_dtype(dtype)), tile
     sums, values = [k.name("sum") for _ in range(height)], [k.name("a") for _ in range(height)]
+    k.claim(kind, height * width)
     with k.block(""):
         for name in sums:
             k.add(f"{kind} {name}[{width}] = {{0}};")

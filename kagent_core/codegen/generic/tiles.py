@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kagent_core.codegen.dtypes import NBITS, compute_dtype
+from kagent_core.specs.tiles import Tiles as LaunchTiles
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Tiles:
         Rows of a register tile.
     column_bits
         Columns of a register tile, in bits of the type that is computed in: a few vector registers.
+    column_count
+        Columns of a register tile, whatever the type is; None leaves them to `column_bits`.
     depth
         Products that are summed up in the type that is computed in, before the sum goes to a wider one.
     blocks
@@ -34,6 +37,7 @@ class Tiles:
 
     rows: int = 8
     column_bits: int = 1024
+    column_count: int | None = None
     depth: int = 256
     blocks: int = 8
     queries: int = 24
@@ -43,12 +47,17 @@ class Tiles:
 
     def columns(self, dtype: str) -> int:
         """Return the columns of a register tile that is computed in what `compute_dtype` says."""
-        return max(self.column_bits // max(NBITS[compute_dtype(dtype)], 32), 1)
+        return self.column_count or max(self.column_bits // max(NBITS[compute_dtype(dtype)], 32), 1)
 
     def total_dtype(self, dtype: str) -> str:
         """Return the type in which sums over stretches of the depth are added up."""
         compute = compute_dtype(dtype)
         return self.wide if compute == "float32" else compute
+
+    def with_sizes(self, sizes: LaunchTiles) -> Tiles:
+        """Return tiles with the sizes that a launch config has; what it leaves out stays."""
+        named = {"column_count" if name == "columns" else name: size for name, size in sizes}
+        return replace(self, **named)  # type: ignore[arg-type]
 
 
 DEFAULT_TILES = Tiles()

@@ -41,16 +41,18 @@ def parts(k: KernelBuilder, places: Sequence[str], sizes: Sequence[int], counts:
     """Write where the part of a dimension begins and ends that an output element of adaptive pooling is made of."""
     for d, o in enumerate(places):
         size, count = k.size(sizes[d]), k.size(counts[d])
-        k.add(f"const i64 begin{d} = {o} * {size} / {count};")
-        k.add(f"const i64 end{d} = (({o} + 1) * {size} + {count} - 1) / {count};")
+        k.fits((counts[d] + 1) * sizes[d] + counts[d])
+        k.add(f"const {k.index_type} begin{d} = {o} * {size} / {count};")
+        k.add(f"const {k.index_type} end{d} = (({o} + 1) * {size} + {count} - 1) / {count};")
 
 
 def bounds(k: KernelBuilder, window: Window, places: Sequence[str], sizes: Sequence[int]) -> None:
     """Write which elements a window has: between `begin` and `end`, and between `start` and `reach` with padding."""
     for d, o in enumerate(places):
         size, pad = k.size(sizes[d]), k.size(window.padding[d])
-        k.add(f"const i64 start{d} = {o} * {k.size(window.stride[d])} - {pad};")
-        k.add(f"const i64 far{d} = start{d} + {k.size(window.size[d])};")
-        k.add(f"const i64 reach{d} = far{d} < {size} + {pad} ? far{d} : {size} + {pad};")
-        k.add(f"const i64 begin{d} = start{d} > 0 ? start{d} : 0;")
-        k.add(f"const i64 end{d} = reach{d} < {size} ? reach{d} : {size};")
+        k.fits(sizes[d] + 2 * window.padding[d] + window.size[d] + window.stride[d])
+        k.add(f"const {k.index_type} start{d} = {o} * {k.size(window.stride[d])} - {pad};")
+        k.add(f"const {k.index_type} far{d} = start{d} + {k.size(window.size[d])};")
+        k.add(f"const {k.index_type} reach{d} = far{d} < {size} + {pad} ? far{d} : {size} + {pad};")
+        k.add(f"const {k.index_type} begin{d} = start{d} > 0 ? start{d} : 0;")
+        k.add(f"const {k.index_type} end{d} = reach{d} < {size} ? reach{d} : {size};")

@@ -11,12 +11,11 @@ from kagent_core.codegen.expressions import Expr, operands, walk
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.loops.form import by_stride
+from kagent_core.codegen.loops.reducing import Reducing, parts_of
 from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator, chunked
-from kagent_core.codegen.loops.rows import Reducing, parts_of
+from kagent_core.codegen.loops.states import is_compound
+from kagent_core.codegen.reduced import COLUMNS
 from kagent_core.codegen.writer import loads_of
-
-COLUMNS = 128
-"""Most columns of a block."""
 
 LEAST_COLUMNS = 4
 """Fewest columns that are worth lanes of their own."""
@@ -55,6 +54,9 @@ class Columns(Reducing):
         super().__init__(nest, language)
         self.lane = lane
         self._width = min(COLUMNS, -(-lane.extent // LANES) * LANES)
+        self.array = f"[{self._width}]"
+        self.place = f"[{lane.name} - {lane.name}_0]"
+        self.lane_loops = ({lane},)
 
     def write(self) -> None:
         """Write the function's body."""
@@ -70,7 +72,7 @@ class Columns(Reducing):
             for head in (*map(self.head, outer), self.block_head(lane, self._width)):
                 self.text.open(head)
         end = f"{lane.name}_0 + {self._width}"
-        self.text.add(f"const i64 {lane.name}_end = {end} < {size} ? {end} : {size};")
+        self.text.add(f"const {self.language.index_type} {lane.name}_end = {end} < {size} ? {end} : {size};")
         for axes, nodes in self.passes:
             self._write_pass(axes, nodes)
         if self.row_stores:
@@ -82,22 +84,27 @@ class Columns(Reducing):
     @property
     def _lanes(self) -> str:
         name = self.lane.name
-        return f"for (i64 {name} = {name}_0; {name} < {name}_end; {name}++) {{"
-
-    @property
-    def _place(self) -> str:
-        return f"[{self.lane.name} - {self.lane.name}_0]"
+        return f"for ({self.language.index_type} {name} = {name}_0; {name} < {name}_end; {name}++) {{"
 
     def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
         axes = self.inner_order(all_axes)
-        cut = chunked(axes, CHUNK)
+        shared = self._shared if self._shared in axes else None
+        plain = [node for node in nodes if not is_compound(node)]
+        if plain:
+            self._write_plain(axes, plain, shared, chunked(axes, CHUNK))
+        compounds = [node for node in nodes if is_compound(node)]
+        if compounds:
+            self.write_compounds(axes, compounds, shared, CHUNK)
+
+    def _write_plain(
+        self, axes: Sequence[Axis], nodes: Sequence[Expr], shared: Axis | None, cut: tuple[int, int] | None
+    ) -> None:
         if axes:
             self._hoist([node.args[0] for node in nodes])
         running = self.accumulators(nodes, cut)
-        shared = self._shared if self._shared in axes else None
         parts = 0
         if shared is not None:
-            parts = min(parts_of(shared), max(SHARED_BYTES // (8 * self._width * len(running)), 1))
+            parts = self.shared_parts(shared, len(running))
             size = f"[{parts}][{self._width}]"
             self.text.add(*(f"{each.running_type} {each.name}_of{size};" for each in running))
         known = set(self.statements.names)
@@ -109,10 +116,10 @@ class Columns(Reducing):
         self.open_pass(axes, cut, running, lines, vectors=False)
         self.open_lanes(self._lanes, lines[-1])
         for each in running:
-            self.text.add(*each.update(self.value_of(each.node), self._place))
+            self.text.add(*each.update(self.value_of(each.node), self.place))
         self.text.close()
         self.close_pass(axes, cut, running)
-        self.forget_inside(known, {*all_axes, self.lane})
+        self.forget_inside(known, {*axes, self.lane})
         if shared is not None:
             for each in running:
                 self._at_every_lane(f"{each.name}_of[part][lane] = {each.found('[lane]')};")
@@ -154,7 +161,30 @@ class Columns(Reducing):
             name = self.result_name(each.node)
             self.text.add(f"{each.type} {name}[{self._width}];")
             self._at_every_lane(f"{name}[lane] = {each.result('[lane]')};")
-            self.statements.name(each.node, f"{name}{self._place}")
+            self.statements.name(each.node, f"{name}{self.place}")
+
+    # -- compound reductions
+
+    def each_lane(self, statements: Sequence[str]) -> None:
+        """Write statements that each column goes through by itself."""
+        self.open_lanes(self._lanes, statements)
+        self.text.close()
+
+    def declare(self, kind: str, name: str, first: str) -> None:
+        """Declare a value of every column."""
+        self.text.add(f"{kind} {name}{self.array};")
+        self._at_every_lane(f"{name}[lane] = {first};")
+
+    def shared_parts(self, axis: Axis, values: int) -> int:
+        """Return how many parts an axis is cut into that threads share: no more than the stack has room for."""
+        return min(parts_of(axis), max(SHARED_BYTES // (8 * self._width * values), 1))
+
+    def write_block_pass(self, axes: Sequence[Axis], nodes: Sequence[Expr], may_keep: bool) -> None:
+        """Write one pass over a block."""
+        self._write_plain(axes, nodes, None, None)
+
+    def skip_block(self, unchanged: str) -> None:
+        """Do nothing: one column or other nearly always changes."""
 
     def _hoist(self, values: Sequence[Expr]) -> None:
         """Compute what every step of the loops needs, but only depends on the column, once per column."""
@@ -172,11 +202,11 @@ class Columns(Reducing):
         self.text.add(*before)
         self.open_lanes(self._lanes, inside)
         for node, name in zip(found, names, strict=True):
-            self.text.add(f"{name}{self._place} = {self.statements.value(node)};")
+            self.text.add(f"{name}{self.place} = {self.statements.value(node)};")
         self.text.close()
         self.forget_inside(known, {self.lane})
         for node, name in zip(found, names, strict=True):
-            self.statements.name(node, f"{name}{self._place}")
+            self.statements.name(node, f"{name}{self.place}")
 
     def _is_of_column(self, node: Expr) -> bool:
         plain = node.op in ("load", "constant", "index", "reduce") or node.number in self.statements.names

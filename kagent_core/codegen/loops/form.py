@@ -13,7 +13,7 @@ from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
 from kagent_core.codegen.primitives import PRIMITIVES
-from kagent_core.codegen.text import Text
+from kagent_core.codegen.text import Text, bare
 from kagent_core.codegen.writer import Parameters, Statements, loads_of
 
 
@@ -38,6 +38,7 @@ class Form(ABC):
         self.statements = Statements(language, self.parameters, nest.labels)
         self.text = Text()
         self._bounds: dict[Axis, tuple[str, str]] = {}
+        self._outside_blocks: dict[Axis, tuple[str, str] | None] = {}
 
     @abstractmethod
     def write(self) -> None:
@@ -48,7 +49,7 @@ class Form(ABC):
         self.write()
         args = self.parameters.args
         head = self.language.head(name, args, self.parameters.reports)
-        text = "\n".join([f"{head} {{", *self.text.lines, "}"]) + "\n"
+        text = "\n".join([f"{head} {{", *self.parameters.entry(), *self.text.lines, "}"]) + "\n"
         items = math.prod(axis.extent for axis in self.nest.outer)
         return KernelSource(name, text, args, self.parameters.reports, items)
 
@@ -57,7 +58,7 @@ class Form(ABC):
     def head(self, axis: Axis) -> str:
         """Return the head of a loop over an axis."""
         first, end = self._ends(axis)
-        return f"for (i64 {axis.name} = {first}; {axis.name} < {end}; {axis.name}++) {{"
+        return f"for ({self.language.index_type} {axis.name} = {first}; {axis.name} < {end}; {axis.name}++) {{"
 
     def size(self, axis: Axis) -> str:
         """Return an axis's extent as text."""
@@ -65,30 +66,59 @@ class Form(ABC):
 
     def block_head(self, axis: Axis, step: int) -> str:
         """Return the head of a loop over the beginnings of an axis's blocks."""
-        first, end = self._ends(axis)
-        return f"for (i64 {axis.name}_0 = {first}; {axis.name}_0 < {end}; {axis.name}_0 += {step}) {{"
+        self.parameters.fits(axis.extent + step)  # where the last step leads
+        (first, end), begin = self._ends(axis), f"{axis.name}_0"
+        return f"for ({self.language.index_type} {begin} = {first}; {begin} < {end}; {begin} += {step}) {{"
 
     def within_block_head(self, axis: Axis, step: int) -> str:
         """Return the head of a loop over one block of an axis."""
         name = axis.name
-        _, end = self._ends(axis)
-        last = f"{name}_0 + {step}"
-        if axis in self._bounds or axis.extent % step:
-            last = f"({last} < {end} ? {last} : {end})"
-        return f"for (i64 {name} = {name}_0; {name} < {last}; {name}++) {{"
+        last = self._block_end(axis, step)
+        return f"for ({self.language.index_type} {name} = {name}_0; {name} < {last}; {name}++) {{"
+
+    def open_block(self, axis: Axis, step: int) -> None:
+        """Open a loop over the blocks of an axis, to one of which its loops inside are limited until `close_block`."""
+        name = axis.name
+        end = self._block_end(axis, step)
+        self.text.open(self.block_head(axis, step))
+        self.text.add(f"const {self.language.index_type} {name}_last = {bare(end)};")
+        self._outside_blocks[axis] = self._bounds.get(axis)
+        self._bounds[axis] = (f"{name}_0", f"{name}_last")
+
+    def close_block(self, axis: Axis) -> None:
+        """Close what `open_block` opened."""
+        outside = self._outside_blocks.pop(axis)
+        del self._bounds[axis]
+        if outside is not None:
+            self._bounds[axis] = outside
+        self.text.close()
+
+    def steps(self, axes: Iterable[Axis]) -> str:
+        """Return how many steps some loops have, within the parts and blocks that are open, as text."""
+        sizes = []
+        for axis in axes:
+            first, end = self._ends(axis)
+            sizes.append(end if first == "0" else f"({end} - {first})")
+        return f"({' * '.join(sizes) or '1'})"
 
     def open_parts(self, axis: Axis, parts: int) -> None:
         """Open a parallel loop over parts of an axis, to which its loops inside are limited until `close_parts`."""
         name, size = axis.name, self.size(axis)
         self.text.add("#pragma omp parallel for")
         self.text.open(f"for (i64 part = 0; part < {parts}; part++) {{")
-        self.text.add(f"const i64 {name}_first = {size} * part / {parts}, {name}_end = {size} * (part + 1) / {parts};")
+        first, end = f"{size} * part / {parts}", f"{size} * (part + 1) / {parts}"  # `part` makes the products wide
+        self.text.add(f"const {self.language.index_type} {name}_first = {first}, {name}_end = {end};")
         self._bounds[axis] = (f"{name}_first", f"{name}_end")
 
     def close_parts(self, axis: Axis) -> None:
         """Close what `open_parts` opened."""
         del self._bounds[axis]
         self.text.close()
+
+    def _block_end(self, axis: Axis, step: int) -> str:
+        _, end = self._ends(axis)
+        last = f"{axis.name}_0 + {step}"
+        return f"({last} < {end} ? {last} : {end})" if axis in self._bounds or axis.extent % step else last
 
     def _ends(self, axis: Axis) -> tuple[str, str]:
         return self._bounds.get(axis, ("0", self.size(axis)))
@@ -111,6 +141,7 @@ class Form(ABC):
         """
         heads = [self.head(axis) for axis in axes] + [self.block_head(axis, step) for axis, step in blocked]
         extents = [axis.extent for axis in axes] + [-(-axis.extent // step) for axis, step in blocked]
+        self.parameters.fits(math.prod(extents))  # the steps of all loops may be counted together
         if math.prod(extents) > 1:
             collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
             self.text.add(
@@ -123,7 +154,7 @@ class Form(ABC):
     def worthwhile(self, axes: Sequence[Axis], cost: int) -> str:
         """Return the clause by which a parallel loop uses threads only where there is enough to do."""
         sizes = [self.size(axis) for axis in axes if axis.extent > 1]
-        return f" if ({' * '.join(sizes) or '1'} > {max(GRAIN // max(cost, 1), 1)})"
+        return f" if ({self.language.wide_product(sizes)} > {max(GRAIN // max(cost, 1), 1)})"
 
     def open_lanes(self, head: str, lines: Iterable[str], clauses: str = "") -> None:
         """Open an innermost loop, with vectors unless its statements report errors."""

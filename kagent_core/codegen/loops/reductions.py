@@ -126,11 +126,17 @@ def chunked(axes: Sequence[Axis], chunk: int) -> tuple[int, int] | None:
 
 
 def passes(reductions: Sequence[Expr]) -> Iterator[tuple[tuple[Axis, ...], list[Expr]]]:
-    """Yield passes over the inner loops as (loop variables, reductions): each needs only what earlier ones gave."""
+    """Yield passes over the inner loops as (loop variables, reductions): each needs only what earlier ones gave.
+
+    Parameters
+    ----------
+    reductions
+        Operands first: of a nest those that are of whole rows, or those of the blocks of a compound reduction.
+    """
     level: dict[int, int] = {}
     found: dict[tuple[int, tuple[Axis, ...]], list[Expr]] = {}
-    for node in reductions:  # operands first
-        needed = [level[inner.number] for inner in walk(node.args[0]) if inner.op == "reduce"]
+    for node in reductions:
+        needed = [level[inner.number] for inner in walk(*node.args) if inner.number in level]
         level[node.number] = max(needed, default=-1) + 1
         found.setdefault((level[node.number], node.payload.axes), []).append(node)
     for key in sorted(found, key=lambda key: key[0]):

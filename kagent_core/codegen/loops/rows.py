@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from kagent_core.codegen.c_family import GRAIN, CFamily
 from kagent_core.codegen.dtypes import NBITS, compute_dtype
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
-from kagent_core.codegen.kernel import LoopNest, Store
-from kagent_core.codegen.loops.form import Form, by_stride
-from kagent_core.codegen.loops.reductions import CHUNK, EXTREMES, LANES, PARTS, Accumulator, chunked, passes
+from kagent_core.codegen.kernel import Store
+from kagent_core.codegen.loops.form import by_stride
+from kagent_core.codegen.loops.reducing import Reducing, parts_of
+from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator, chunked
+from kagent_core.codegen.loops.states import is_compound, within_block
 from kagent_core.codegen.primitives import PRIMITIVES
-from kagent_core.codegen.text import bare
 
 ROW_CHUNK = LANES * CHUNK
 """Elements of a row that are summed up in their own type: each lane of a vector takes its share."""
-
-FEW_ROWS = 16
-"""Rows below which threads share each row, if it is long, rather than take rows of their own."""
 
 KEPT_ELEMENTS = 8192
 """Longest row whose costly values are kept from one pass to the next, in memory of the thread's own."""
@@ -30,125 +26,6 @@ KEPT_BYTES = 128 * 1024
 
 KEPT_COST = 8
 """What a value costs at least to be kept."""
-
-
-class Reducing(Form):
-    """What rows and columns have in common."""
-
-    def __init__(self, nest: LoopNest, language: CFamily) -> None:
-        super().__init__(nest, language)
-        stores = self.nest.stores
-        values = [store.value for store in stores]
-        self.passes = list(passes([node for node in walk(*values) if node.op == "reduce"]))
-        self.row_stores = [store for store in stores if store.per_row]
-        self.full_stores = [store for store in stores if not store.per_row]
-
-    def passes_over_rows(self) -> int:
-        """Return how often the inner loops run for one row."""
-        return len(self.passes) + bool(self.full_stores)
-
-    def shared_axis(self, rows: int, lanes: int) -> Axis | None:
-        """Return the axis of few, long rows of which each thread takes a part; None where threads take rows.
-
-        Parameters
-        ----------
-        rows
-            Rows, or blocks of columns.
-        lanes
-            Elements that one step of the inner loops takes.
-        """
-        inner = self.nest.inner
-        if rows >= FEW_ROWS or lanes * math.prod(axis.extent for axis in inner) < 2 * GRAIN:
-            return None
-        return max(inner, key=lambda axis: axis.extent)
-
-    def inner_order(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
-        """Return loop variables in the order in which the loads walk memory."""
-        return by_stride([axis for axis in axes if axis.extent > 1], [load.offset for load in self.loads])
-
-    def store_order(self) -> tuple[Axis, ...]:
-        """Return the inner loop variables in the order in which the stores walk memory."""
-        axes = [axis for axis in self.nest.inner if axis.extent > 1]
-        return by_stride(axes, [store.offset for store in self.full_stores])
-
-    def accumulators(self, nodes: Sequence[Expr], cut: tuple[int, int] | None) -> list[Accumulator]:
-        """Return a running value for each reduction of a pass."""
-        names = [self.statements.fresh_name(f"{node.payload.kind}_so_far") for node in nodes]
-        return [
-            Accumulator(node, name, cut is not None, self.language) for node, name in zip(nodes, names, strict=True)
-        ]
-
-    def open_pass(
-        self,
-        axes: Sequence[Axis],
-        cut: tuple[int, int] | None,
-        running: Sequence[Accumulator],
-        lines: Sequence[Sequence[str]],
-        vectors: bool,
-    ) -> None:
-        """Open the loops of a pass.
-
-        Parameters
-        ----------
-        axes
-            Outermost first.
-        cut
-            Where sums are cut into chunks, as `chunked` found it.
-        running
-            The running values.
-        lines
-            Statements for before the loops, which are written already, and for inside each.
-        vectors
-            Whether the innermost loop's steps are lanes of a vector.
-        """
-        in_chunks = [each for each in running if each.in_chunks]
-        position, step = cut if cut is not None and in_chunks else (-1, 0)
-        for number, axis in enumerate(axes):
-            head = self.head(axis)
-            if number == position and step > 1:
-                self.text.open(self.block_head(axis, step))
-                self.declare_chunks(in_chunks)
-                head = self.within_block_head(axis, step)
-            if vectors and number == len(axes) - 1:
-                self.open_lanes(head, lines[number + 1], "".join(each.clauses() for each in running))
-                continue
-            self.text.open(head)
-            if number == position and step == 1:
-                self.declare_chunks(in_chunks)
-            self.text.add(*lines[number + 1])
-
-    def close_pass(self, axes: Sequence[Axis], cut: tuple[int, int] | None, running: Sequence[Accumulator]) -> None:
-        """Close what `open_pass` opened."""
-        in_chunks = [each for each in running if each.in_chunks]
-        if cut is None or not in_chunks:
-            self.text.close(len(axes))
-            return
-        position, step = cut
-        inside = len(axes) - position - (step == 1)
-        self.text.close(inside)
-        self.fold_chunks(in_chunks)
-        self.text.close(len(axes) - inside + (step > 1))
-
-    @abstractmethod
-    def declare_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
-        """Declare what chunks are summed up in."""
-
-    @abstractmethod
-    def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
-        """Add the sums of chunks to the sums."""
-
-    def value_of(self, node: Expr) -> str:
-        """Return what a reduction takes in, as a text that may be repeated."""
-        value = self.statements.value(node.args[0])
-        if node.payload.kind not in EXTREMES or value.isidentifier():
-            return value
-        name = self.statements.fresh_name("taken")
-        self.text.add(f"const {self.language.value_type(node.dtype)} {name} = {bare(value)};")
-        return name
-
-    def result_name(self, node: Expr) -> str:
-        """Return a name for a reduction's value."""
-        return self.statements.fresh_name(self.nest.labels.get(node.number) or f"row_{node.payload.kind}")
 
 
 class Rows(Reducing):
@@ -177,14 +54,28 @@ class Rows(Reducing):
 
     def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
         axes = self.inner_order(all_axes)
-        cut = chunked(axes, ROW_CHUNK)
+        shared = self._shared if self._shared in axes else None
+        plain = [node for node in nodes if not is_compound(node)]
+        if plain:
+            self._write_plain(axes, plain, shared, chunked(axes, ROW_CHUNK))
+        compounds = [node for node in nodes if is_compound(node)]
+        if compounds:
+            self.write_compounds(axes, compounds, shared, ROW_CHUNK)
+
+    def _write_plain(
+        self,
+        axes: Sequence[Axis],
+        nodes: Sequence[Expr],
+        shared: Axis | None,
+        cut: tuple[int, int] | None,
+        may_keep: bool = True,
+    ) -> None:
         values = [node.args[0] for node in nodes]
-        to_keep = self._to_keep(values)
+        to_keep = self._to_keep(values, may_keep)
         known = set(self.statements.names)
         lines = self.statements.place([*values, *to_keep], [{axis} for axis in axes])
         self.text.add(*lines[0])
         running = self.accumulators(nodes, cut)
-        shared = self._shared if self._shared in axes else None
         if shared is not None:
             self.text.add(*(f"{each.running_type} {each.name}_of[{parts_of(shared)}];" for each in running))
             self.open_parts(shared, parts_of(shared))
@@ -195,7 +86,7 @@ class Rows(Reducing):
         for each in running:
             self.text.add(*each.update(self.value_of(each.node)))
         self.close_pass(axes, cut, running)
-        self.forget_inside(known, all_axes)
+        self.forget_inside(known, axes)
         if shared is not None:
             self.text.add(*(f"{each.name}_of[part] = {each.found()};" for each in running))
             self.close_parts(shared)
@@ -227,6 +118,28 @@ class Rows(Reducing):
     def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
         """Add the sums of chunks to the sums."""
         self.text.add(*(f"{each.name} += {each.taking};" for each in in_chunks))
+
+    # -- compound reductions: rows have one lane
+
+    def each_lane(self, statements: Sequence[str]) -> None:
+        """Write statements."""
+        self.text.add(*statements)
+
+    def declare(self, kind: str, name: str, first: str) -> None:
+        """Declare a variable."""
+        self.text.add(f"{kind} {name} = {first};")
+
+    def shared_parts(self, axis: Axis, values: int) -> int:
+        """Return how many parts an axis is cut into that threads share."""
+        return parts_of(axis)
+
+    def write_block_pass(self, axes: Sequence[Axis], nodes: Sequence[Expr], may_keep: bool) -> None:
+        """Write one pass over a block."""
+        self._write_plain(axes, nodes, None, None, may_keep)
+
+    def skip_block(self, unchanged: str) -> None:
+        """Go on to the next block where a condition holds."""
+        self.text.add(f"if ({unchanged}) {{ continue; }}")
 
     def _write_full_stores(self, stores: Sequence[Store]) -> None:
         axes = self.store_order()
@@ -267,7 +180,7 @@ class Rows(Reducing):
 
     def _costly_in_common(self) -> list[Expr]:
         """Return the largest costly expressions that several passes compute at every step."""
-        roots = [[node.args[0] for node in nodes] for axes, nodes in self.passes if axes == self.nest.inner]
+        roots = [self._taken_at_steps(nodes) for axes, nodes in self.passes if axes == self.nest.inner]
         roots.append([store.value for store in self.full_stores])
         computed = [{node.number: node for node in walk(*values, into_reductions=False)} for values in roots]
         found: dict[int, Expr] = {}
@@ -285,9 +198,19 @@ class Rows(Reducing):
             found.update((node.number, node) for node in costly if node.number not in inside)
         return list(found.values())
 
-    def _to_keep(self, values: Sequence[Expr]) -> list[Expr]:
+    def _taken_at_steps(self, nodes: Sequence[Expr]) -> list[Expr]:
+        """Return what reductions compute at every step of the loops."""
+        reductions = [node for node in nodes if not is_compound(node)]
+        for node in nodes:
+            if is_compound(node):
+                reductions += [inner for inner in within_block(*node.args) if inner.op == "reduce"]
+        return [node.args[0] for node in reductions]
+
+    def _to_keep(self, values: Sequence[Expr], may_keep: bool) -> list[Expr]:
         """Return what a pass computes for the later ones; what is kept already it reads."""
         self._use_kept()
+        if not may_keep:
+            return []
         here = {node.number for node in walk(*values, into_reductions=False)}
         return [node for number, (_, node) in self._kept.items() if number in here and number not in self._filled]
 
@@ -308,11 +231,6 @@ class Rows(Reducing):
         for axis in self._own_axes(node):
             position = position * axis.extent + Index.of(axis)
         return f"{self._kept[node.number][0]}[{self.parameters.index(position, self.statements.value)}]"
-
-
-def parts_of(axis: Axis) -> int:
-    """Return how many parts an axis is cut into that threads share."""
-    return min(PARTS, axis.extent)
 
 
 def _cost_per_step(node: Expr, kept: Mapping[int, Expr]) -> int:

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
+from kagent_core.codegen.compound import SOFTMAX
+from kagent_core.codegen.dtypes import compute_dtype
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index
-from kagent_core.codegen.lowering import Lowering, Reduced
+from kagent_core.codegen.lowering import Lowering
+from kagent_core.codegen.reduced import Reduced
 from kagent_core.codegen.rules.core import RULES
-from kagent_core.codegen.rules.reductions import At, total
+from kagent_core.codegen.rules.reductions import KEPT_ROW, At, Moments, total
 from kagent_core.codegen.table import LoweringKind
 
 
@@ -30,6 +33,9 @@ def _keeps_type(call: Any) -> str | None:
 
 def _top_and_weights(rows: Reduced, operand: Operand, index: Indices) -> tuple[Element, Element]:
     """Return a row's greatest element, and the sum of exp of each element less it."""
+    if rows.takes_one_pass(operand, KEPT_ROW):
+        top, weights = rows.compound(SOFTMAX, index, lambda full: (operand.at(full).compute(),))
+        return top, weights.op("isinf").where(math.nan, weights).to(top.dtype)
     # a NaN need not be the greatest: it makes the sum NaN, and so the whole row
     top = rows.reduce("fmax", index, lambda full: operand.at(full).compute())
     return top, total(rows, index, lambda full: (operand.at(full).compute() - top).op("exp"))
@@ -82,40 +88,6 @@ def log_softmax_backward(k: Lowering, grad_output: Operand, output: Operand, dim
 # -- normalization
 
 
-class Moments:
-    """Mean and variance of rows.
-
-    Parameters
-    ----------
-    rows
-        The loops over a row.
-    value
-        Gives an element at an index of the rows' shape.
-    """
-
-    def __init__(self, rows: Reduced, value: Callable[[Indices], Element]) -> None:
-        self._rows = rows
-        self._value = value
-
-    def mean(self, index: Indices) -> Element:
-        """Return the mean of the row of an index."""
-        return self._rows.share(total(self._rows, index, self._value))
-
-    def variance(self, index: Indices) -> Element:
-        """Return the mean square of the differences from the mean: exact where a mean of squares is not."""
-        mean = self.mean(index)
-
-        def square(full: Indices) -> Element:
-            difference = self._value(full) - mean
-            return difference * difference
-
-        return self._rows.share(total(self._rows, index, square))
-
-    def scale(self, index: Indices, eps: float) -> Element:
-        """Return 1 over the standard deviation."""
-        return 1 / (self.variance(index) + eps).op("sqrt")
-
-
 def _scaled(value: Element, weight: Element | None, bias: Element | None) -> Element:
     value = value if weight is None else value * weight
     return value if bias is None else value + bias
@@ -136,7 +108,7 @@ def layer_norm(
 ) -> tuple[At, At, At]:
     first = len(input.shape) - len(normalized_shape)
     rows = k.reduced(input.shape, range(first, len(input.shape)))
-    moments = Moments(rows, lambda full: input.at(full).compute())
+    moments = Moments(rows, input.at, compute_dtype(input.dtype), input)
 
     def out(index: Indices) -> Element:
         value = (input.at(index).compute() - moments.mean(index)) * moments.scale(index, eps)
@@ -163,9 +135,9 @@ def group_norm(
 
     def value(full: Indices) -> Element:
         sample, number, within, *place = full
-        return input.at((sample, number * cut + within, *place)).compute()
+        return input.at((sample, number * cut + within, *place))
 
-    moments = Moments(rows, value)
+    moments = Moments(rows, value, compute_dtype(input.dtype))
 
     def out(index: Indices) -> Element:
         row = (index[0], index[1] // cut)
@@ -221,7 +193,7 @@ class BatchStatistics:
         self._input = input
         self._eps = eps
         self._rows = k.reduced(input.shape, (0, *range(2, len(input.shape))))
-        self._moments = Moments(self._rows, lambda full: input.at(full).to("float64"))
+        self._moments = Moments(self._rows, input.at, "float64", input)
 
     def out(self, weight: Operand | None, bias: Operand | None) -> At:
         """Return the normalized elements."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from kagent_core.codegen.compound import ARGMAX, ARGMIN, SOFTMAX, WELFORD
 from kagent_core.codegen.dtypes import FLOATS, INTEGERS, accumulate_dtype, compute_dtype, name_of
 from kagent_core.codegen.elements import Element, Indices, Operand
-from kagent_core.codegen.lowering import Lowering, Reduced
+from kagent_core.codegen.lowering import Lowering
+from kagent_core.codegen.reduced import CACHED, Reduced
 from kagent_core.codegen.rules.core import RULES
 from kagent_core.codegen.table import LoweringKind
 
@@ -109,10 +111,30 @@ def extreme(k: Lowering, kind: str, operand: Operand, dim: Dims) -> At:
     return lambda index: rows.reduce(kind, index, lambda full: operand.at(full).compute())
 
 
-def extreme_position(k: Lowering, kind: str, operand: Operand, dim: Dims) -> At:
-    """Return where the first greatest or least element is, or the first NaN: a search for what `extreme` found."""
+SEARCHED_ROW = 1024
+"""Longest row in which an extreme is looked for when it is known. In longer ones, every block of elements is compared
+with what was found before, and few are searched: rows of 1000 take as long one way as the other, and long ones half."""
+
+
+def extreme_and_position(k: Lowering, kind: str, operand: Operand, dim: Dims) -> tuple[At, At]:
+    """Return the greatest or least element along some dimensions, and where the first one is; or the first NaN."""
     rows = k.reduced(operand.shape, dim)
     kept = "int32" if rows.count < 2**31 else "int64"  # positions as wide as the elements make full vectors
+    if not rows.takes_one_pass(operand, SEARCHED_ROW):
+        return extreme(k, kind, operand, dim), _searched_position(k, rows, kind, operand, kept)
+
+    def taken(full: Indices) -> tuple[Element, Element]:
+        return operand.at(full).compute(), k.index_value(rows.position(full), kept)
+
+    compound = ARGMAX if kind == "max" else ARGMIN
+    return (
+        lambda index: rows.compound(compound, index, taken)[0],
+        lambda index: rows.compound(compound, index, taken)[1],
+    )
+
+
+def _searched_position(k: Lowering, rows: Reduced, kind: str, operand: Operand, kept: str) -> At:
+    """Return where the first greatest or least element is, or the first NaN: a search for what `extreme` found."""
     nowhere = 2**31 - 1 if kept == "int32" else 2**63 - 1
 
     def at(index: Indices) -> Element:
@@ -145,46 +167,92 @@ def aminmax(k: Lowering, self: Operand, dim: int | None, keepdim: bool) -> tuple
 
 @reduction("aten::argmax")
 def argmax(k: Lowering, self: Operand, dim: int | None, keepdim: bool) -> At:
-    return extreme_position(k, "max", self, dim)
+    return extreme_and_position(k, "max", self, dim)[1]
 
 
 @reduction("aten::argmin")
 def argmin(k: Lowering, self: Operand, dim: int | None, keepdim: bool) -> At:
-    return extreme_position(k, "min", self, dim)
+    return extreme_and_position(k, "min", self, dim)[1]
 
 
 @reduction("aten::max.dim")
 def max_dim(k: Lowering, self: Operand, dim: int, keepdim: bool) -> tuple[At, At]:
-    return extreme(k, "max", self, dim), extreme_position(k, "max", self, dim)
+    return extreme_and_position(k, "max", self, dim)
 
 
 @reduction("aten::min.dim")
 def min_dim(k: Lowering, self: Operand, dim: int, keepdim: bool) -> tuple[At, At]:
-    return extreme(k, "min", self, dim), extreme_position(k, "min", self, dim)
+    return extreme_and_position(k, "min", self, dim)
 
 
-# -- spread: in float64, as ATen computes it
+# -- mean and variance
+
+
+class Moments:
+    """Mean and variance of rows.
+
+    Parameters
+    ----------
+    rows
+        The loops over a row.
+    value
+        Gives an element at an index of the rows' shape.
+    dtype
+        What to compute in.
+    operand
+        The tensor that they are of, where it has the rows' shape.
+    """
+
+    def __init__(self, rows: Reduced, value: At, dtype: str, operand: Operand | None = None) -> None:
+        self._rows = rows
+        self._value = value
+        self._dtype = dtype
+        self._one_pass = rows.takes_one_pass(operand, CACHED)
+
+    def mean(self, index: Indices) -> Element:
+        """Return the mean of the row of an index."""
+        if self._one_pass:
+            return self._moments(index)[1].to(self._dtype)
+        return self._rows.share(total(self._rows, index, self._taken))
+
+    def squares(self, index: Indices) -> Element:
+        """Return the sum of the squares of the differences from the mean: exact where a sum of squares is not."""
+        if self._one_pass:
+            return self._moments(index)[2].to(self._dtype)
+        mean = self.mean(index)
+
+        def square(full: Indices) -> Element:
+            difference = self._taken(full) - mean
+            return difference * difference
+
+        return total(self._rows, index, square)
+
+    def variance(self, index: Indices) -> Element:
+        """Return the mean of the squares of the differences from the mean."""
+        return self._rows.share(self.squares(index))
+
+    def scale(self, index: Indices, eps: float) -> Element:
+        """Return 1 over the standard deviation."""
+        return 1 / (self.variance(index) + eps).op("sqrt")
+
+    def _taken(self, full: Indices) -> Element:
+        return self._value(full).to(self._dtype)
+
+    def _moments(self, index: Indices) -> tuple[Element, ...]:
+        return self._rows.compound(WELFORD, index, lambda full: (self._taken(full),))
 
 
 def spread(k: Lowering, operand: Operand, dim: Dims, correction: float | None) -> tuple[At, At]:
-    """Return the variance and the mean along some dimensions."""
+    """Return the variance and the mean along some dimensions: in float64, as ATen computes them."""
     rows = k.reduced(operand.shape, dim)
     left = max(rows.count - (1 if correction is None else correction), 0)
-
-    def middle(index: Indices) -> Element:
-        return rows.share(rows.reduce("sum", index, lambda full: operand.at(full).to("float64")))
+    moments = Moments(rows, operand.at, "float64", operand)
 
     def variance(index: Indices) -> Element:
-        center = middle(index)
+        squares = moments.squares(index)
+        return squares / (k.size(int(left), squares.dtype) if left == int(left) else left)
 
-        def square(full: Indices) -> Element:
-            difference = operand.at(full).to("float64") - center
-            return difference * difference
-
-        total = rows.reduce("sum", index, square)
-        return total / (k.size(int(left), total.dtype) if left == int(left) else left)
-
-    return variance, middle
+    return variance, moments.mean
 
 
 @reduction("aten::var.correction")
@@ -272,11 +340,20 @@ def _is_float(call: Any) -> str | None:
     return None if name in FLOATS else f"a tensor of {name}"
 
 
+KEPT_ROW = 8192
+"""Elements of a row whose exponentials are kept from one pass to the next. In longer rows they are summed up block by
+block, each less the greatest of its block, so that memory is read once less."""
+
+
 @reduction("aten::logsumexp", accepts=_is_float)
 def logsumexp(k: Lowering, self: Operand, dim: Dims, keepdim: bool) -> At:
     rows = k.reduced(self.shape, dim)
+    one_pass = rows.takes_one_pass(self, KEPT_ROW)
 
     def at(index: Indices) -> Element:
+        if one_pass:
+            top, weights = rows.compound(SOFTMAX, index, lambda full: (self.at(full).compute(),))
+            return weights.op("log").to(top.dtype) + top.op("isinf").where(0, top)
         top = rows.reduce("max", index, lambda full: self.at(full).compute())
         shift = top.op("isinf").where(0, top)
         return total(rows, index, lambda full: (self.at(full).compute() - shift).op("exp")).op("log") + shift

@@ -117,12 +117,16 @@ class Finding:
     outcome
         In a word.
     detail
-        Why it failed, fell back or could not run; the list's reason for an expected failure.
+        Why it failed, fell back or could not run; the list's reason for an expected failure, and how it failed; the
+        note of a case that passed.
     seconds
         How long it took.
+    script
+        Of a case that failed, a script that reproduces it.
     """
 
     case: Case
     outcome: Outcome
     detail: str = ""
     seconds: float = 0.0
+    script: str = ""

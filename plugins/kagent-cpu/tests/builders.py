@@ -17,6 +17,7 @@ from kagent_core.session import session_for
 from kagent_core.specs import OpCall, TensorSpec
 from kagent_cpu.generate import unit_loader
 from kagent_cpu.replay import CompiledSegment
+from kagent_cpu.source import SourceLoader
 
 aten = torch.ops.aten
 
@@ -58,4 +59,4 @@ def segment_of(function: Callable[..., Any], *args: torch.Tensor, **options: Any
     plan = build_plan(session_for(config), graph.program(args), graph.constants)
     (step,) = plan.steps
     assert isinstance(step, PlannedSegment)
-    return CompiledSegment(step.segment, unit_loader(config))
+    return CompiledSegment(step.segment, unit_loader(config), SourceLoader(config.cache_dir))

@@ -1,5 +1,5 @@
 /* aten::argmax */
-static void argmax_e71ad953dd(const f32 *restrict x0, i64 *restrict y0, i64 n0, i64 n1) {
+static void argmax_32ed6d5ebc(const f32 *restrict x0, i64 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for if (n0 * n1 > 16384)
     for (i64 i0 = 0; i0 < n0; i0++) {
         f32 max_so_far = -INFINITY;

@@ -1,5 +1,5 @@
 /* aten::sum.dim_IntList */
-static void sum_631005b181(const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1) {
+static void sum_0e83610acb(const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1) {
     for (i64 i0_0 = 0; i0_0 < n0; i0_0 += 80) {
         const i64 i0_end = i0_0 + 80 < n0 ? i0_0 + 80 : n0;
         f64 sum_so_far[80];

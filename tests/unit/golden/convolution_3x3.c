@@ -1,5 +1,5 @@
 /* aten::convolution */
-static void convolution_41785867e0(
+static void convolution_bd83f03c72(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, f32 *restrict y0, i64 n0, i64 n1, i64 n2,
         i64 n3, i64 n4, i64 n5, i64 n6, i64 n7, i64 n8, i64 n9) {
     #pragma omp parallel for collapse(3) if (1 * 1 * n3 > 2)

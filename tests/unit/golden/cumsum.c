@@ -1,5 +1,5 @@
 /* aten::cumsum */
-static void cumsum_90e850b3cd(const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1) {
+static void cumsum_5e4e52de9a(const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for if (n0 > 512)
     for (i64 d0 = 0; d0 < n0; d0++) {
         f64 total = 0.0;

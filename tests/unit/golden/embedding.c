@@ -1,5 +1,5 @@
 /* aten::embedding */
-static void embedding_0b0ec00c39(
+static void embedding_e21797c240(
         const i64 *restrict x0, const f32 *restrict x1, f32 *restrict y0, i64 n0, i64 n1, i64 n2, i64 *report) {
     #pragma omp parallel for if (n2 * n1 > 32768)
     for (i64 i0 = 0; i0 < n2; i0++) {

@@ -1,7 +1,7 @@
 /* aten::add.Tensor */
 /* aten::gelu */
 /* aten::native_layer_norm */
-static void add_gelu_add_native_layer_norm_f98a5382cd(
+static void add_gelu_add_native_layer_norm_9acaa2bcdb(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, const f32 *restrict x3,
         const f32 *restrict x4, f32 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for if (n0 * n1 > 10922)

@@ -2,7 +2,7 @@
 /* aten::scalar_tensor */
 /* aten::where.self */
 /* aten::_softmax */
-static void mul_scalar_tensor_where_softmax_f71d8bf84f(
+static void mul_scalar_tensor_where_softmax_1a884534b7(
         const f32 *restrict x0, const b8 *restrict x1, f32 *restrict y0, i64 n0, i64 n1, i64 n2, i64 n3) {
     #pragma omp parallel for collapse(2) if (n0 * n1 * n2 > 10922)
     for (i64 i0 = 0; i0 < n0; i0++) {

@@ -1,7 +1,7 @@
 /* aten::mm */
 /* aten::add.Tensor */
 /* aten::relu */
-static void mm_add_relu_784fdf6772(
+static void mm_add_relu_8463777c73(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, f32 *restrict y0, i64 n0, i64 n1, i64 n2) {
     #pragma omp parallel for collapse(2) if (2 * 2 > 8)
     for (i64 bi = 0; bi < 2; bi++) {

@@ -1,5 +1,5 @@
 /* aten::constant_pad_nd */
-static void constant_pad_nd_80ae9d9d68(
+static void constant_pad_nd_1eaf894f00(
         const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1, i64 n2, i64 n3, i64 n4, i64 n5, i64 n6, i64 n7) {
     #pragma omp parallel for collapse(2) if (n4 * n5 * n6 > 16384)
     for (i64 i0 = 0; i0 < n4; i0++) {

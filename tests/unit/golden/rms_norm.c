@@ -3,7 +3,7 @@
 /* aten::add.Tensor */
 /* aten::rsqrt */
 /* aten::mul.Tensor */
-static void pow_mean_add_rsqrt_mul_mul_d16153b86f(
+static void pow_mean_add_rsqrt_mul_mul_b32655ac2e(
         const f32 *restrict x0, const f32 *restrict x1, f32 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for if (n0 * n1 > 16384)
     for (i64 i0 = 0; i0 < n0; i0++) {

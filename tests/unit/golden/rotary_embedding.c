@@ -2,7 +2,7 @@
 /* aten::neg */
 /* aten::cat */
 /* aten::add.Tensor */
-static void mul_neg_cat_mul_add_6cc750a015(
+static void mul_neg_cat_mul_add_90d26cf1f8(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, const f32 *restrict x3,
         const f32 *restrict x4, f32 *restrict y0, i64 n0, i64 n1, i64 n2, i64 n3, i64 n4) {
     #pragma omp parallel for collapse(2) if (n3 * n4 * n1 > 32768)

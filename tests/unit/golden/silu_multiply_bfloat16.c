@@ -1,6 +1,6 @@
 /* aten::silu */
 /* aten::mul.Tensor */
-static void silu_mul_758b6b45ef(
+static void silu_mul_fe57860f55(
         const bf16 *restrict x0, const bf16 *restrict x1, bf16 *restrict y0, i64 n0) {
     #pragma omp parallel for simd if (n0 > 10922)
     for (i64 i0 = 0; i0 < n0; i0++) {

@@ -1,5 +1,5 @@
 /* aten::_softmax */
-static void softmax_ef3c61517f(const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1) {
+static void softmax_0e0fbe19d8(const f32 *restrict x0, f32 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for if (n0 * n1 > 10922)
     for (i64 i0 = 0; i0 < n0; i0++) {
         f32 kept[n1];

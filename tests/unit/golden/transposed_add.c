@@ -1,5 +1,5 @@
 /* aten::add.Tensor */
-static void add_8692629a61(
+static void add_1ac7c35a78(
         const f32 *restrict x0, const f32 *restrict x1, f32 *restrict y0, i64 n0, i64 n1) {
     #pragma omp parallel for collapse(2) if (n1 * n0 > 32768)
     for (i64 i1_0 = 0; i1_0 < n1; i1_0 += 32) {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Segment
 from kagent_core.specs import Access, KernelTask, PackedArg, TensorSpec, flatten_tensors
 from kagent_cpu.aten import AtenKernel
+from kagent_cpu.source import SourceKernel, values_of
 from kagent_cpu.unit import TranslationUnit, is_generated
 
 _PLAIN = (int, bool, str, type(None))
@@ -56,10 +58,18 @@ class SegmentWriter:
     Tensors in the arena are made once per instance and are globals of the function. Tensors on memory that changes
     from call to call (inputs, results that the caller keeps, results that a kernel allocates) are locals, made where
     they are first needed and dropped after their last use.
+
+    Parameters
+    ----------
+    segment
+        What to write.
+    sources
+        The kernels that are C text which somebody wrote, by task id.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, sources: Mapping[int, SourceKernel] = MappingProxyType({})) -> None:
         self._segment = segment
+        self._sources = sources
         self._source = SegmentSource()
         self._locals: dict[TensorSpec, str] = {}
         self._bases: dict[int, tuple[str, TensorSpec]] = {}
@@ -149,6 +159,9 @@ class SegmentWriter:
                 for spec in flatten_tensors(arg.value):
                     self._tensor(spec)
         results = self._results[self._task]
+        if task.id in self._sources:
+            self._write_source_call(task, results)
+            return
         if self._into_arena[self._task]:
             variant = kernel.into if isinstance(kernel, AtenKernel) else kernel
             self._emit(f"{self._constant(variant, task)}({self._arguments(task.args)})  {self._comment(task)}")
@@ -185,6 +198,15 @@ class SegmentWriter:
         """A user's kernel that fills results which outlive the call: give it new ones."""
         self._allocate(results)
         self._emit(f"{self._constant(task.kernel.function, task)}({self._arguments(task.args)})  {self._comment(task)}")
+
+    def _write_source_call(self, task: KernelTask, results: list[TensorSpec]) -> None:
+        """C text that somebody wrote: one call, with the addresses of its tensors."""
+        if not self._into_arena[self._task]:
+            self._allocate(results)
+        loaded = self._sources[task.id]
+        values = values_of(task, loaded)
+        passed = [f"{self._tensor(v)}.data_ptr()" if isinstance(v, TensorSpec) else self._value(v) for v in values]
+        self._emit(f"{self._constant(loaded.function, task)}({', '.join(passed)})  {self._comment(task)}")
 
     def _allocate(self, results: list[TensorSpec]) -> None:
         for spec in self._firsts(results):

@@ -9,6 +9,7 @@ import torch
 from kagent_core.device import LaunchConfigDeriver
 from kagent_core.extract.launch_config import elementwise
 from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, OpCall
+from kagent_cpu.source import is_source
 
 GRAIN = 32768
 """Elements below which ATen does not split work (``at::internal::GRAIN_SIZE``)."""
@@ -16,6 +17,8 @@ GRAIN = 32768
 
 class ChunkDeriver(LaunchConfigDeriver):
     """One block per chunk, one thread per block: as many chunks as threads have `GRAIN` elements to do.
+
+    A kernel of C text that somebody wrote is called once, whatever it has to do: one block.
 
     Parameters
     ----------
@@ -28,6 +31,8 @@ class ChunkDeriver(LaunchConfigDeriver):
 
     def derive(self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo) -> LaunchConfig:
         """Return the launch config. Never None: ATen's kernels take empty tensors, and may have work to do."""
+        if is_source(kernel):
+            return LaunchConfig()
         specs = [spec for call in calls for spec in (*call.inputs, *call.outputs)]
         elements = max((spec.numel for spec in specs), default=0)
         threads = self._threads or torch.get_num_threads()

@@ -78,8 +78,9 @@ def kagent_runtime(info: DeviceInfo, config: Config) -> Runtime | None:
         return None
     from kagent_cpu.generate import unit_loader
     from kagent_cpu.runtime import CpuRuntime
+    from kagent_cpu.source import SourceLoader
 
-    return CpuRuntime(config.threads, unit_loader(config))
+    return CpuRuntime(config.threads, unit_loader(config), SourceLoader(config.cache_dir))
 
 
 @hookimpl

@@ -18,18 +18,21 @@ from kagent_core.capture.schemas import dtype_of, torch_dtype
 from kagent_core.config import TRACE
 from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.errors import KernelExecutionError
-from kagent_core.execute.failure import as_eager_fails, kernel_failure
+from kagent_core.execute.failure import as_eager_fails, kernel_failure, reported_error
 from kagent_core.execute.host import empty_like_spec, view_of
 from kagent_core.inspect.logs import get_logger
 from kagent_core.native import Library
-from kagent_core.specs import DType, KernelTask, TaskFinished, TensorSpec
+from kagent_core.specs import DType, KernelDescriptor, KernelTask, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
-from kagent_cpu.unit import reported_error
+from kagent_cpu.source import SourceKernel, is_source
 
 log = get_logger("execute")
 
 LoadUnit = Callable[[str], Library]
 """Compiles and loads the text of generated kernels."""
+
+LoadSource = Callable[[KernelDescriptor], SourceKernel]
+"""Compiles and loads a kernel of C text that somebody wrote."""
 
 _BYTE = DType("uint8", 1)
 _LARGEST_ITEM = 16  # bytes of a complex128
@@ -46,11 +49,14 @@ class CompiledSegment:
         What to run.
     load
         Compiles and loads the text of generated kernels; needed only where there are any.
+    load_source
+        The same for kernels of C text that somebody wrote.
     """
 
-    def __init__(self, segment: Segment, load: LoadUnit | None = None) -> None:
+    def __init__(self, segment: Segment, load: LoadUnit | None = None, load_source: LoadSource | None = None) -> None:
         self.segment = segment
-        self.source: SegmentSource = SegmentWriter(segment).write()
+        loaded = {task.id: _loaded(task, load_source) for task in segment.tasks if is_source(task.kernel)}
+        self.source: SegmentSource = SegmentWriter(segment, loaded).write()
         self.runs = self._load_runs(load)
         self.filename = f"<kagent {segment.name} on {segment.device} {id(self):x}>"
         weakref.finalize(self, _forget_source, self.filename).atexit = False
@@ -83,6 +89,12 @@ class CompiledSegment:
         text = "\n".join(lines) + "\n"
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
         return compile(text, filename, "exec")
+
+
+def _loaded(task: KernelTask, load_source: LoadSource | None) -> SourceKernel:
+    if load_source is None:
+        raise TypeError(f"kernel '{task.kernel.name}' is C text, and there is nothing to load it with")
+    return load_source(task.kernel)
 
 
 def _forget_source(filename: str) -> None:

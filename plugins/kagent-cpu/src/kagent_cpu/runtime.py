@@ -11,7 +11,8 @@ import torch
 from kagent_core.device import PointerArg, Runtime, SealedSegment, Segment, call_kernel
 from kagent_core.execute.host import view_of
 from kagent_core.specs import DType, KernelDescriptor, LaunchConfig, TensorSpec
-from kagent_cpu.replay import CompiledSegment, CpuSegment, LoadUnit
+from kagent_cpu.replay import CompiledSegment, CpuSegment, LoadSource, LoadUnit
+from kagent_cpu.source import SourceKernel, is_source
 
 _BYTE = DType("uint8", 1)
 
@@ -25,13 +26,18 @@ class CpuRuntime(Runtime):
         Threads that a kernel may use; None for what torch is set to.
     load
         Compiles and loads the text of generated kernels; None where there is no compiler.
+    load_source
+        Compiles and loads a kernel of C text that somebody wrote.
     """
 
     host_memory = True
 
-    def __init__(self, threads: int | None = None, load: LoadUnit | None = None) -> None:
+    def __init__(
+        self, threads: int | None = None, load: LoadUnit | None = None, load_source: LoadSource | None = None
+    ) -> None:
         self._threads = threads
         self._load = load
+        self._load_source = load_source
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return bytes of host memory, aligned to 64."""
@@ -48,14 +54,25 @@ class CpuRuntime(Runtime):
         """Copy bytes out of a buffer."""
         data.cast("B")[:] = self._bytes(buffer, byte_offset, data.nbytes)
 
-    def load(self, kernel: KernelDescriptor) -> Callable[..., Any]:
-        """Return the kernel's function."""
+    def load(self, kernel: KernelDescriptor) -> Callable[..., Any] | SourceKernel:
+        """Return the kernel's function; compiled and loaded, where it is C text.
+
+        Raises
+        ------
+        CompilationError, PackingError
+            As `SourceLoader`.
+        """
+        if is_source(kernel) and self._load_source is not None:
+            return self._load_source(kernel)
         if kernel.function is None:
             raise TypeError(f"kernel '{kernel.name}' has no function to call")
         return kernel.function
 
-    def launch(self, kernel: Callable[..., Any], config: LaunchConfig, args: Sequence[Any]) -> None:
-        """Call the kernel with tensors on its buffers."""
+    def launch(self, kernel: Callable[..., Any] | SourceKernel, config: LaunchConfig, args: Sequence[Any]) -> None:
+        """Call the kernel once, with tensors on its buffers, or with their addresses where it is C text."""
+        if isinstance(kernel, SourceKernel):
+            kernel.call(args)
+            return
         call_kernel(kernel, args, _tensor)
 
     def synchronize(self) -> None:
@@ -63,7 +80,7 @@ class CpuRuntime(Runtime):
 
     def seal(self, segment: Segment) -> Callable[[], SealedSegment]:
         """Write the segment as one Python function."""
-        compiled = CompiledSegment(segment, self._load)
+        compiled = CompiledSegment(segment, self._load, self._load_source)
         return lambda: CpuSegment(compiled, self._threads)
 
     @staticmethod

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kagent_core.codegen.c_family import DIVISION_BY_ZERO, INDEX_OUT_OF_BOUNDS, INDEX_OUT_OF_RANGE, REPORT
+from kagent_core.codegen.c_family import REPORT
 from kagent_core.specs import KernelTask, PackedArg, TensorSpec
 
 _HEAD = re.compile(r"^static void ", re.MULTILINE)
@@ -122,14 +122,3 @@ def without_comments(source: str) -> str:
     if head is None:
         raise ValueError(f"no kernel in {source!r}")
     return source[head.start() :]
-
-
-def reported_error(code: int) -> Exception:
-    """Return what eager PyTorch raises where a kernel reports so."""
-    if code == INDEX_OUT_OF_RANGE:
-        return IndexError("index out of range")
-    if code == INDEX_OUT_OF_BOUNDS:
-        return RuntimeError("index out of bounds")
-    if code == DIVISION_BY_ZERO:
-        return RuntimeError("ZeroDivisionError")
-    raise ValueError(f"no kernel reports {code}")
