@@ -14,13 +14,13 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -qq --no-compile --progress-bar off --constraint constraints.txt
 
 # two cores: one thread for each of the test workers
-test nightly: export OMP_NUM_THREADS ?= 1
+test nightly conformance-full: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly lint types docs bench dist clean
+.PHONY: help setup demo test nightly conformance-full lint types docs bench dist clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  make demo ARGS="--query ..." and make test ARGS="-k ..." pass arguments on;'
 	@echo '  PYTHON=python3.12 picks the Python that the environment is made from.'
@@ -41,6 +41,11 @@ lint: $(READY) ## check style, format and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
+
+conformance-full: $(READY) ## run the whole conformance kit on our own devices, for the docs to publish (hours)
+	@for device in $(or $(DEVICES),cpu fake); do \
+		$(BIN)/kagent conformance $$device --full --json docs/conformance/$$device.json $(ARGS) || failed=1; \
+	done; exit $${failed:-0}
 
 types: $(READY) ## check types
 	@$(BIN)/mypy $(ARGS)

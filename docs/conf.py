@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
@@ -53,6 +55,36 @@ class ConfigKeys(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(table))
 
 
+RESULTS = Path(__file__).parent / "conformance"
+
+
+class ConformanceResults(SphinxDirective):
+    """``{conformance-results}``: a row for each report that ``make conformance-full`` has written."""
+
+    def run(self) -> list[nodes.Node]:
+        reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+        if not reports:
+            return self.parse_text_to_nodes("Not run for these pages: `make conformance-full` writes the results.")
+        rows = ["| device | result | native | fallback | failed | expected to fail | could not run | run |"]
+        rows.append("|---|---|---|---|---|---|---|---|")
+        rows += [self._row(report) for report in reports]
+        return self.parse_text_to_nodes("\n".join(rows))
+
+    @staticmethod
+    def _row(report: dict[str, Any]) -> str:
+        counts = {key: sum(level[key] for level in report["levels"]) for key in ("native", "fallback", "expected")}
+        failed = sum(level["failed"] + level["unexpected"] for level in report["levels"])
+        left = sum(level["could_not_run"] for level in report["levels"])
+        numbers = (counts["native"], counts["fallback"], failed, counts["expected"], left)
+        size = "full" if report["full"] else "quick"
+        run = f"{report['started'][:10]}, {size} size, kagent {report['versions']['kagent']}, "
+        run += f"torch {report['versions']['torch']}"
+        emulated = ", emulated" if report["emulated"] else ""
+        cells = [f"`{report['device']}` ({report['name']}{emulated})", report["badge"], *map(str, numbers), run]
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("conformance-results", ConformanceResults)
     app.add_directive("config-keys", ConfigKeys)
     return {"parallel_read_safe": True}

@@ -286,6 +286,28 @@ class Runtime(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has {self.streams} streams, but no events")
 
+    def prepare(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> Callable[[], object] | None:
+        """Return what starts a launch again and again, as long as its arguments stay the same; None to use `launch`.
+
+        Each call of what is returned does what `launch` does with the same arguments. A plan keeps it, and asks for
+        another one when memory of an argument has moved.
+        Optional: for a device that sets a kernel's arguments apart from starting it. Used where `streams` is 1.
+        """
+        return None
+
+    imports_host: bool = False
+    """Optional: whether `import_host` is asked before host tensors are copied in. Default: False."""
+
+    def import_host(self, address: int, nbytes: int) -> Any:
+        """Return a buffer that *is* some host memory, or None where the device cannot use that in place.
+
+        What the host writes there, before a launch, kernels see; and what they write, the host sees after
+        `synchronize`. The buffer is freed as any other, which leaves the memory alone, and is not used by a launch
+        when the host has given the memory up.
+        Optional: used only where `imports_host` is True.
+        """
+        return None
+
     def seal(self, segment: Segment) -> Callable[[], SealedSegment] | None:
         """Prepare a segment for running again and again; return what makes its instances.
 

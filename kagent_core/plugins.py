@@ -446,10 +446,10 @@ class PluginManager:
                 log.info("device = auto: %s is left out: %s", device_type, error.message)
                 continue
             for info in infos:
-                if info.available and not info.emulated:
+                if info.available and info.automatic and not info.emulated:
                     log.info("device = auto: chose %s (%s)", info.device, info.name)
                     return info
-                log.info("device = auto: %s is left out: %s", info.device, info.reason or "it is emulated")
+                log.info("device = auto: %s is left out: %s", info.device, info.reason or _why_not_auto(info))
         info = self.resolve(self.config.fallback_device)
         log.info("device = auto: chose the fallback device %s", info.device)
         return info
@@ -470,3 +470,7 @@ def _told(error: BaseException) -> str:
 
 def _hint(error: BaseException) -> str | None:
     return error.hint if isinstance(error, KagentError) else None
+
+
+def _why_not_auto(info: DeviceInfo) -> str:
+    return "it is emulated" if info.emulated else "its plugin says that it is to be asked for by its name"

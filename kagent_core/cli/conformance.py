@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -20,10 +20,23 @@ from kagent_core.cli.output import counted, make_console, make_table, print_line
 from kagent_core.errors import KagentError
 
 if TYPE_CHECKING:
-    from kagent_core.testing.conformance import Case, Finding, Report
+    from kagent_core.testing.conformance import Case, Counts, Finding, Report
 
 _SCRIPTS_SHOWN = 2
 _FAILURES_SHOWN = 20
+
+
+_COLUMNS: dict[str, Callable[[Counts], int]] = {
+    "cases": lambda counts: counts.cases,
+    "passed": lambda counts: counts.right,
+    "native": lambda counts: counts.native,
+    "fallback": lambda counts: counts.fallback,
+    "failed": lambda counts: counts.failed,
+    "expected": lambda counts: counts.expected,
+    "unexpected": lambda counts: counts.unexpected,
+    "not run": lambda counts: counts.could_not_run,
+}
+_ALWAYS = ("cases", "passed", "native", "fallback", "failed")  # the others only where they have something to tell
 
 
 def conformance_command(
@@ -139,25 +152,17 @@ def _write(console: Console, path: Path | None, text: object) -> None:
 def _print_report(console: Console, report: Report, verbose: bool) -> None:
     from kagent_core.testing.conformance import LEVELS
 
-    table = make_table(
-        "level",
-        "cases>",
-        "passed>",
-        "native>",
-        "fallback>",
-        "failed>",
-        "expected>",
-        "unexpected>",
-        "could not run>",
-    )
-    for level in report.levels:
-        counts = report.counts(level)
-        numbers = [counts.cases, counts.right, counts.native, counts.fallback, counts.failed, counts.expected]
-        numbers += [counts.unexpected, counts.could_not_run]
-        style = "red" if counts.failed or counts.unexpected else "green" if counts.flawless else ""
-        table.add_row(
-            Text(f"{level} {LEVELS[level]}", style=style), *(str(number) if number else "-" for number in numbers)
-        )
+    counts = {level: report.counts(level) for level in report.levels}
+    columns = [name for name in _COLUMNS if name in _ALWAYS or any(_COLUMNS[name](c) for c in counts.values())]
+    table = make_table("level", *(f"{name}>" for name in columns))
+    for column in table.columns:
+        column.no_wrap = True
+    for level, of_level in counts.items():
+        if of_level.cases or report.only is None:
+            style = "red" if of_level.failed or of_level.unexpected else "green" if of_level.flawless else ""
+            numbers = (_COLUMNS[name](of_level) for name in columns)
+            title = Text(f"{level} {LEVELS[level]}", style=style)
+            table.add_row(title, *(str(number) if number else "-" for number in numbers))
     console.print(table)
     console.print()
     _print_failures(console, report, verbose)

@@ -117,7 +117,7 @@ DEFINE_UNSIGNED_DIVISION(u8) DEFINE_UNSIGNED_DIVISION(u16) DEFINE_UNSIGNED_DIVIS
 """
 """What every device's preamble ends with. It needs the short type names, ``INLINE``, ``bits_f32`` and ``f32_bits``."""
 
-_INFIX = {
+INFIX = {
     "add": "+",
     "sub": "-",
     "mul": "*",
@@ -132,14 +132,16 @@ _INFIX = {
     "or": "|",
     "xor": "^",
 }
+"""Operators that are primitives."""
 
-_FLOAT_FUNCTIONS = {
+FLOAT_FUNCTIONS = {
     **{name: name for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan")},
     **{name: name for name in ("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},
     **{name: name for name in ("erf", "erfc", "lgamma", "tgamma", "sqrt", "pow", "atan2", "hypot", "nextafter")},
     **{name: name for name in ("floor", "ceil", "trunc", "rint", "copysign", "fmod", "fmin", "fmax", "fma")},
     "abs": "fabs",
 }
+"""C's names of primitives of floats, for float64."""
 
 
 class CFamily:
@@ -284,11 +286,11 @@ class CFamily:
         special: Callable[[str, list[str]], str] | None = getattr(self, f"_p_{node.op}", None)
         if special is not None:
             return special(dtype, args)
-        if node.op in _INFIX:
-            return self._narrow(f"({args[0]} {_INFIX[node.op]} {args[1]})", node.dtype)
+        if node.op in INFIX:
+            return self._narrow(f"({args[0]} {INFIX[node.op]} {args[1]})", node.dtype)
         passed = ", ".join(bare(arg) for arg in args)
-        if dtype in FLOATS and node.op in _FLOAT_FUNCTIONS:
-            return f"{self.function(_FLOAT_FUNCTIONS[node.op], compute_dtype(dtype))}({passed})"
+        if dtype in FLOATS and node.op in FLOAT_FUNCTIONS:
+            return f"{self.function(FLOAT_FUNCTIONS[node.op], compute_dtype(dtype))}({passed})"
         return f"{node.op}_{self.value_type(dtype)}({passed})"
 
     def function(self, name: str, dtype: str) -> str:

@@ -14,6 +14,7 @@ from typing import Self
 from kagent_core.codegen.c_family import PREAMBLE_HELPERS, REPORT, CFamily
 from kagent_core.codegen.kernel import KernelArg
 from kagent_core.codegen.text import Text
+from kagent_core.codegen.vectors import Vectors
 from kagent_core.specs import Access, DeviceInfo, DType, TensorSpec
 
 C_TYPES: Mapping[str, str] = MappingProxyType(
@@ -72,6 +73,17 @@ class WorkItemLanguage(CFamily):
     """Whether a tensor comes as a buffer and the number of its first element in it: in OpenCL, no pointer into a buffer
     can be passed. The runtime then gives the kernel two arguments for each `PointerArg`, the second an int64."""
 
+    vector_width = 0
+    """How many neighbouring elements are computed as a vector: a power of two; 0 where the language has no vectors, or
+    its devices do better without."""
+
+    vectors_per_item = 1
+    """How many vectors, one behind the other, a work-item computes in a kernel that reduces nothing. Where neighbouring
+    work-items run together, one; where each is a loop of a processor's, as many as make starting it worth while."""
+
+    vector_spelling: type[Vectors] = Vectors
+    """How vectors are spelled."""
+
     prelude = ""
     """What a source begins with, before anything of kagent's: includes, extensions, macros."""
 
@@ -85,7 +97,13 @@ class WorkItemLanguage(CFamily):
             lines.append(f"{head} {{ union {{ {source} from; {target} to; }} both; both.from = x; return both.to; }}")
         lines.append("INLINE f32 bits_f32(u32 x) { return bits_u32_f32(x); }")
         lines.append("INLINE u32 f32_bits(f32 x) { return bits_f32_u32(x); }")
-        return "\n".join([*lines, PREAMBLE_HELPERS.strip(), ""])
+        vectors = [self.vectors.preamble()] if self.vectors is not None else []
+        return "\n".join([*lines, PREAMBLE_HELPERS.strip(), *vectors, ""])
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """What spells vectors; None where there are none."""
+        return self.vector_spelling(self) if self.vector_width else None
 
     @classmethod
     def of(cls, info: DeviceInfo) -> Self:

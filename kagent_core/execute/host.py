@@ -40,6 +40,11 @@ def host_bytes(tensor: torch.Tensor, base: TensorSpec, nbytes: int) -> memoryvie
     """Return the bytes of a buffer in host memory, from its start. The caller keeps `tensor` alive."""
     if nbytes == 0:
         return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(host_address(tensor, base))).cast("B")
+
+
+def host_address(tensor: torch.Tensor, base: TensorSpec) -> int:
+    """Return where a buffer in host memory begins."""
     shift = (int(tensor.storage_offset()) - base.storage_offset) * base.dtype.itemsize
-    start = tensor.untyped_storage().data_ptr() + shift  # a tensor without elements has no address of its own
-    return memoryview((ctypes.c_ubyte * nbytes).from_address(start)).cast("B")
+    # of the storage: a tensor without elements has no address of its own
+    return int(tensor.untyped_storage().data_ptr()) + shift

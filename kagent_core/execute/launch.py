@@ -43,16 +43,24 @@ from kagent_core.specs import (
 
 log = get_logger("execute")
 
+_NOTHING_YET: dict[int, Region] = {}
+"""What is bound before the first run."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class _Launch:
-    """One task, loaded. `args` holds what is known before a run; `late` the positions that a run fills in."""
+    """One task, loaded. `args` holds what is known before a run; `late` the positions that a run fills in.
+
+    `start` is what the runtime has prepared of it, with the arguments as they are.
+    """
 
     task: KernelTask
     kernel: Any
     config: LaunchConfig
     args: list[Any]
     late: tuple[tuple[int, Any, Access], ...]
+    late_buffers: frozenset[int] = frozenset()
+    start: Callable[[], object] | None = None
 
 
 class LaunchEach(SealedSegment):
@@ -83,7 +91,8 @@ class LaunchEach(SealedSegment):
         self._load = load or runtime.load
         self._arena: Any = None
         self._reports: Reports | None = None
-        self._bound: dict[int, Region] = {}
+        self._launches: list[_Launch | None] = []
+        self._bound: dict[int, Region] = _NOTHING_YET
         self._started: list[KernelTask] = []
         self._parameters, slots = collect_parameters(segment.tasks)
         self._slots = {task.id: places for task, places in zip(segment.tasks, slots, strict=True)}
@@ -142,6 +151,9 @@ class LaunchEach(SealedSegment):
     def close(self) -> None:
         """Free the arena."""
         with self._lock:
+            for launch in self._launches:
+                if launch is not None:
+                    launch.start = None
             if self._reports is not None:
                 self._reports.close()
             if self._arena is not None:
@@ -183,7 +195,8 @@ class LaunchEach(SealedSegment):
             told = f"kernel '{task.kernel.name}' for {task.kernel.signature} ({task.kernel.origin}) could not be "
             told += f"loaded on {task.device}: {type(error).__name__}: {str(error).strip()}"
             raise KernelExecutionError.wrapping(error, told) from error
-        return _Launch(task, kernel, task.config, args, late)
+        buffers = frozenset(spec.buffer for _, value, _ in late for spec in flatten_tensors(value))
+        return _Launch(task, kernel, task.config, args, late, buffers)
 
     def _early(self, task: KernelTask, position: int) -> Any:
         """An argument that no run changes: a value in the parameter buffer, or a tensor in the arena."""
@@ -212,12 +225,15 @@ class LaunchEach(SealedSegment):
         """Enter this segment's results, and resolve the arguments on memory that others own, if it has moved."""
         environment.update(self._exports)
         self._started.clear()
-        if all(environment[buffer] is self._bound.get(buffer) for buffer in self._outside):
+        moved = {buffer for buffer in self._outside if environment[buffer] is not self._bound.get(buffer)}
+        if not moved and self._bound is not _NOTHING_YET:
             return  # the usual replay: everything lies where it lay
         for launch in self._launches:
-            if launch is not None:
+            if launch is not None and (launch.start is None or not moved.isdisjoint(launch.late_buffers)):
                 for position, value, access in launch.late:
                     launch.args[position] = self._resolve(value, access, environment)
+                if self._plan is None:
+                    launch.start = self._runtime.prepare(launch.kernel, launch.config, launch.args)
         self._bound = {buffer: environment[buffer] for buffer in self._outside}
 
     def _launch_on_streams(self, plan: StreamPlan) -> None:
@@ -241,7 +257,9 @@ class LaunchEach(SealedSegment):
             log.trace("%s: %s", launch.task.name, ", ".join(map(str, launch.args)))
         self._started.append(launch.task)
         try:
-            if stream is None:
+            if launch.start is not None:
+                launch.start()
+            elif stream is None:
                 self._runtime.launch(launch.kernel, launch.config, launch.args)
             else:
                 self._runtime.launch_on(stream, launch.kernel, launch.config, launch.args)

@@ -13,7 +13,7 @@ from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Environment, Observer, Region, SealedSegment, Segment
 from kagent_core.errors import ExecutionError, KagentError
 from kagent_core.execute.agent import ExecutorAgent
-from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
+from kagent_core.execute.host import empty_like_spec, host_address, host_bytes, view_of
 from kagent_core.schedule.placed import PlacedProgram, Transfer
 from kagent_core.specs import BufferKind, InputRef, KernelTask, OutputRef, TensorSpec
 
@@ -192,7 +192,8 @@ class _Copy(SealedSegment):
         self._target_base: TensorSpec = bases[transfer.target]
         self._to_input = to_input
         self._region: Region | None = None
-        if transfer.to_device:
+        self._imported: tuple[int, Region] | None = None
+        if transfer.to_device and not self._runtime.imports_host:
             with self._explained(), executor.lock:
                 self._region = Region(self._runtime.allocate(max(transfer.nbytes, 1)))
 
@@ -224,12 +225,9 @@ class _Copy(SealedSegment):
 
     def _copy(self, environment: Environment) -> None:
         transfer = self._transfer
-        if self._region is not None:
-            host = host_bytes(environment[transfer.source], self._source_base, transfer.nbytes)
+        if transfer.to_device:
             with self._executor.lock:
-                if transfer.nbytes:
-                    self._runtime.copy_in(self._region.buffer, self._region.byte_offset, host)
-            environment[transfer.target] = self._region
+                environment[transfer.target] = self._to_device(environment[transfer.source])
             return
         region: Region = environment[transfer.source]
         copied = empty_like_spec(self._target_base, transfer.nbytes)
@@ -242,13 +240,38 @@ class _Copy(SealedSegment):
         else:
             environment[transfer.target] = copied
 
+    def _to_device(self, tensor: torch.Tensor) -> Region:
+        """Return device memory that has a host tensor's bytes: the tensor's own where the device can use it."""
+        nbytes = self._transfer.nbytes
+        if nbytes and self._runtime.imports_host:
+            address = host_address(tensor, self._source_base)
+            if self._imported is not None and self._imported[0] == address:
+                return self._imported[1]
+            buffer = self._runtime.import_host(address, nbytes)
+            if buffer is not None:
+                self._give_up_imported()
+                self._imported = (address, Region(buffer))
+                return self._imported[1]
+        if self._region is None:
+            self._region = Region(self._runtime.allocate(max(nbytes, 1)))
+        if nbytes:
+            host = host_bytes(tensor, self._source_base, nbytes)
+            self._runtime.copy_in(self._region.buffer, self._region.byte_offset, host)
+        return self._region
+
+    def _give_up_imported(self) -> None:
+        if self._imported is not None:
+            self._runtime.free(self._imported[1].buffer)
+            self._imported = None
+
     def run_observed(self, environment: Environment, observer: Observer) -> None:
         """As `run`: a transfer is no task."""
         self.run(environment)
 
     def close(self) -> None:
         """Free the device memory."""
-        if self._region is not None:
-            with self._executor.lock:
+        with self._executor.lock:
+            self._give_up_imported()
+            if self._region is not None:
                 self._runtime.free(self._region.buffer)
-            self._region = None
+                self._region = None

@@ -7,24 +7,18 @@ each other, and a file that was damaged later is noticed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
-import os
 import shlex
-import shutil
-import stat
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_core.errors import CompilationError, ConfigError
+from kagent_core.errors import CompilationError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.native.compiler import Compiler, first_errors, run_tool
 from kagent_core.native.machine import machine_identity
+from kagent_core.native.private import PrivateDirectory, scratch
 
 SUBDIRECTORY = "native"
 _HEX_DIGITS = 32
@@ -80,9 +74,7 @@ class LibraryCache:
     """
 
     def __init__(self, cache_dir: Path) -> None:
-        self._directory = cache_dir / SUBDIRECTORY
-        self._temporary: Path | None = None
-        self._lock = threading.Lock()
+        self._directory = PrivateDirectory(cache_dir / SUBDIRECTORY)
 
     def entry(self, source: str, compiler: Compiler, *, rebuild: bool = False) -> Entry:
         """Return the library of a C text, compiled if it is not there or damaged, or if a rebuild is asked for.
@@ -96,61 +88,11 @@ class LibraryCache:
         """
         key = cache_key(source, compiler)
         try:
-            directory = self._prepared()
+            directory = self._directory.ready()
             return (None if rebuild else _find(directory, key)) or _build(directory, key, source, compiler)
         except OSError as error:
-            directory = self._fallback(error)
+            directory = self._directory.fallback(error)
         return _build(directory, key, source, compiler)
-
-    def _prepared(self) -> Path:
-        """Return the directory, made if need be. Code is never loaded from one that others can write to."""
-        if self._temporary is not None:
-            return self._temporary
-        self._directory.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            self._directory.mkdir(mode=0o700)
-        _check_private(self._directory)
-        return self._directory
-
-    def _fallback(self, error: OSError) -> Path:
-        with self._lock:
-            if self._temporary is None or not self._temporary.exists():
-                self._temporary = Path(tempfile.mkdtemp(prefix="kagent-"))
-                atexit.register(_remove, self._temporary, os.getpid())
-                get_logger("codegen").warning(
-                    "cannot write to the cache directory '%s' (%s): compiling into '%s', for this process alone",
-                    self._directory,
-                    error.strerror or error,
-                    self._temporary,
-                )
-            return self._temporary
-
-
-def _remove(directory: Path, owner: int) -> None:
-    """Remove a temporary directory, unless this is a fork of the process whose it is."""
-    if os.getpid() == owner:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _check_private(directory: Path) -> None:
-    if os.name != "posix":
-        return
-    found = directory.stat()
-    elsewhere = "set the config key cache_dir to a directory of your own"
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"cache directory '{directory}' is a file, expected a directory", hint=elsewhere)
-    if found.st_uid != os.geteuid():
-        raise ConfigError(
-            f"cache directory '{directory}' belongs to user {found.st_uid}, expected the current user, {os.geteuid()}:"
-            " code is not loaded from it",
-            hint=elsewhere,
-        )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"cache directory '{directory}' has mode {stat.S_IMODE(found.st_mode):04o}, expected that only its owner"
-            " may write: code is not loaded from it",
-            hint=f"empty it and run `chmod 700 {shlex.quote(str(directory))}`, or {elsewhere}",
-        )
 
 
 def _find(directory: Path, key: str) -> Entry | None:
@@ -166,26 +108,16 @@ def _find(directory: Path, key: str) -> Entry | None:
 
 def _build(directory: Path, key: str, source: str, compiler: Compiler) -> Entry:
     text = directory / f"{key}.c"
-    with _scratch(directory, ".c") as scratch:
-        scratch.write_text(source, encoding="utf-8")
-        scratch.replace(text)
-    with _scratch(directory, ".so") as scratch:
+    with scratch(directory, ".c") as file:
+        file.write_text(source, encoding="utf-8")
+        file.replace(text)
+    with scratch(directory, ".so") as file:
         start = time.perf_counter()
-        _compile(compiler, text, scratch)
+        _compile(compiler, text, file)
         elapsed_ms = (time.perf_counter() - start) * 1e3
-        path = directory / _name(key, scratch.read_bytes())
-        scratch.replace(path)
+        path = directory / _name(key, file.read_bytes())
+        file.replace(path)
     return Entry(path, text, elapsed_ms, from_cache=False)
-
-
-@contextlib.contextmanager
-def _scratch(directory: Path, suffix: str) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(prefix="tmp-", suffix=suffix, dir=directory)
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _compile(compiler: Compiler, source: Path, output: Path) -> None:

@@ -64,6 +64,8 @@ class DeviceInfo:
         Most blocks of one launch in x, y and z.
     emulated
         True when no such hardware is involved.
+    automatic
+        Whether ``device = "auto"`` may choose it. An emulated device is never chosen so.
     plugin
         The distribution that brings the device; filled in by the core.
     details
@@ -80,6 +82,7 @@ class DeviceInfo:
     max_registers: int = 0
     max_grid: tuple[int, int, int] = (2**31 - 1, 2**31 - 1, 2**31 - 1)
     emulated: bool = False
+    automatic: bool = True
     plugin: str = ""
     details: tuple[tuple[str, str], ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import re
 import warnings
 from collections import Counter
@@ -254,9 +255,15 @@ def _general(reason: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
+    """Leave out what would be told of every sample: what is deprecated, what runs on the fallback device."""
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        logging.disable(max(before, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 @contextlib.contextmanager

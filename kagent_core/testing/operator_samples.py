@@ -28,6 +28,7 @@ AS_IT_CAME = "as it came"
 PADDING = 64
 """Elements behind every tensor that a call is given, and before those of the variant ``surrounded``."""
 
+_MOST_TRIED = 100  # samples of an entry that are run to find those that call an overload
 _PAD_INTEGER = 113  # within uint8; no size or index of a sample
 
 
@@ -105,7 +106,8 @@ def operator_calls(signature: str, dtypes: Iterable[torch.dtype], samples: int =
         named = [entry for entry in database if _goes_by_name(entry, overload)]
         found = _calls_of(named, overload, wanted, samples) or _calls_of_functional(named, overload, wanted, samples)
         if not found and _why_never(overload) is None:
-            found = _calls_of(database, overload, wanted, samples)  # which takes a minute
+            calling = [entry for entry in database if _first_calls(entry, overload)]  # which takes a minute
+            found = _calls_of(calling, overload, wanted, samples)
     if found:
         return found
     raise KagentError(
@@ -135,8 +137,7 @@ def _why_never(overload: Any) -> str | None:
 
 
 def _calls_of(entries: Sequence[Any], overload: Any, dtypes: Sequence[torch.dtype], samples: int) -> list[OperatorCall]:
-    calling = [entry for entry in entries if _first_calls(entry, overload)]
-    pairs = itertools.product(calling, dtypes)
+    pairs = itertools.product(entries, dtypes)
     recorded = (_recorded(e, overload, dtype, samples) for e, dtype in pairs if e.supports_dtype(dtype, "cpu"))
     return [call for calls in recorded for call in calls]
 
@@ -165,11 +166,13 @@ def _goes_by_name(entry: Any, overload: Any) -> bool:
 
 def _first_calls(entry: Any, overload: Any) -> bool:
     dtype = next((d for d in (torch.float32, torch.int64, torch.bool) if entry.supports_dtype(d, "cpu")), None)
-    return dtype is not None and bool(_recorded(entry, overload, dtype, 2))
+    return dtype is not None and bool(_recorded(entry, overload, dtype, 1, tried=2))
 
 
-def _recorded(entry: Any, overload: Any, dtype: torch.dtype, samples: int) -> list[OperatorCall]:
-    """Run an entry's first samples and return the calls of one overload."""
+def _recorded(
+    entry: Any, overload: Any, dtype: torch.dtype, samples: int, tried: int = _MOST_TRIED
+) -> list[OperatorCall]:
+    """Run an entry's samples, until so many of them have called an overload, and return these calls."""
     name, base = _full_name(entry), overload._schema.name
     in_place = base.endswith("_") and not base.endswith("__")
     backward = "backward" in base and entry.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -180,7 +183,7 @@ def _recorded(entry: Any, overload: Any, dtype: torch.dtype, samples: int) -> li
     torch.manual_seed(0)
     found: list[OperatorCall] = []
     try:
-        taken = list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=backward), samples))
+        taken = list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=backward), tried))
     except Exception:  # noqa: BLE001  an entry whose own samples cannot be made has none
         return []
     for number, sample in enumerate(taken):
@@ -194,6 +197,9 @@ def _recorded(entry: Any, overload: Any, dtype: torch.dtype, samples: int) -> li
                 continue
         origin = f"sample {number} of '{name}' in {str(dtype).removeprefix('torch.')}"
         found += [OperatorCall(overload, args, kwargs, origin) for args, kwargs in recorder.found]
+        samples -= bool(recorder.found)
+        if samples == 0:
+            break
     return found
 
 

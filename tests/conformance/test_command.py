@@ -30,10 +30,8 @@ def kagent(*arguments: str | Path) -> tuple[int, str, str]:
 def test_the_table():
     code, told, errors = kagent("fake", "--level", "0", *FEW)
     assert (code, errors) == (0, "")
-    assert re.search(
-        r"^level +cases +passed +native +fallback +failed +expected +unexpected +could not run$", told, re.M
-    )
-    assert re.search(r"^0 contract +3 +3 +3 +- +- +- +- +-$", told, re.MULTILINE)
+    assert re.search(r"^level +cases +passed +native +fallback +failed$", told, re.MULTILINE)
+    assert re.search(r"^0 contract +3 +3 +3 +- +-$", told, re.MULTILINE)
     assert told.endswith("fake:0: 3 cases of a part, 0 wrong\n")
 
 

@@ -15,9 +15,16 @@ from kagent_core.errors import DeviceError
 from kagent_core.kernels import override
 from kagent_core.testing import FakeDevice
 from kagent_core.testing.compare import MismatchError
-from kagent_core.testing.conformance import operators
+from kagent_core.testing.conformance import operators, running
 from kagent_core.testing.conformance.case import CannotRunError, Case, Ran, Target
-from kagent_core.testing.conformance.database import DTYPES, EXCEPTIONS, NOT_CAPTURED, database_entries, full_name
+from kagent_core.testing.conformance.database import (
+    DTYPES,
+    EXCEPTIONS,
+    NOT_CAPTURED,
+    database_entries,
+    everything_captured,
+    full_name,
+)
 from kagent_core.testing.conformance.families import FAMILIES, OTHER, family_of, listed_names
 from kagent_core.testing.conformance.literals import UnspellableError, literal, wrapped
 from kagent_core.testing.conformance.operators import CALLS, Trial, check_trial, operator_case, trials
@@ -195,10 +202,29 @@ def test_a_second_run_tells_the_same_fallbacks(fake: FakeDevice) -> None:
 def test_arguments_that_share_memory_are_told(fake: FakeDevice) -> None:
     device = OnDevice(FAKE)
     with device.watched():
-        x = torch.arange(4.0)
-        device.one_by_one(lambda x: x[1:].copy_(x[:-1]))(x)
-    assert device.fallbacks() == (("aten::copy_", SHARED),)
+        x = torch.arange(8.0)
+        device.one_by_one(lambda x: x[::2].add_(x[:4]))(x)
+    assert device.fallbacks() == (("aten::add_.Tensor", SHARED),)
     assert device.operators > 0
+
+
+def test_what_torch_fails_to_capture_goes_operator_by_operator(fake: FakeDevice) -> None:
+    """Dynamo has an error of its own for a later sample, with any backend."""
+    entry, device = entry_of("combinations"), OnDevice(FAKE)
+    for trial in [trial for trial in trials(entry, full=True) if trial.dtype is torch.float32]:
+        with device.watched(), everything_captured():
+            check_trial(entry, trial, device)
+    assert device.operators > 0
+    assert device.graphs > 0
+
+
+def test_an_error_of_kagents_own_is_none_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a backend of the tests")
+
+    monkeypatch.setattr(running, "kagent", broken)
+    with pytest.raises(Exception, match="a backend of the tests"):
+        case_of("mm").run(CPU)
 
 
 # -- planted faults

@@ -13,7 +13,7 @@ from .kit import fake_run
 RUNTIMES = [
     (planted.CopyOutIgnoresOffset, "0/bytes at an offset: at=3, nbytes=64"),
     (planted.CopyInIgnoresOffset, "0/bytes at an offset: at=1000, nbytes=5"),
-    (planted.CopiesWholeWords, "0/bytes at an offset: at=64, nbytes=5"),
+    (planted.CopiesWholeWords, "0/bytes at an offset: at=3, nbytes=5"),
     (planted.DropsTheLastByte, "0/bytes come back: nbytes=7"),
     (planted.FailsOnNothing, "0/bytes come back: nbytes=0"),
     (planted.ReadsHostMemoryLate, "0/host bytes may be reused*"),

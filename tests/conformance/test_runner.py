@@ -280,7 +280,7 @@ def test_a_list_is_read(tmp_path):
     ("text", "message", "hint"),
     [
         ("[[expected", "is no TOML", None),
-        ("[[expect]]\ncase = '1/x'", "has the key 'expect'", r"\[\[expected\]\]"),
+        ("[[expect]]\ncase = '1/x'", "has the key 'expect'", "[[expected]]"),
         ("expected = 3", "expected entries", None),
         ("expected = [3]", "entry 1 of .* is 3", None),
         (
@@ -301,7 +301,7 @@ def test_a_list_with_a_mistake(tmp_path, text, message, hint):
         read_expected(path)
     assert str(path) in caught.value.message
     if hint is not None:
-        caught.match(hint)
+        assert hint in caught.value.hint
 
 
 def test_a_list_that_is_not_there(tmp_path):
@@ -312,7 +312,7 @@ def test_a_list_that_is_not_there(tmp_path):
 def test_an_entry_about_no_case_names_the_nearest(tmp_path):
     path = listed(tmp_path, "[[expected]]\ncase = '0/its info is insane'\nreason = 'y'")
     with pytest.raises(
-        ConfigError, match="entry 1 .* is about case '0/its info is insane', which there is not"
+        ConfigError, match=r"entry 1 .* is about case '0/its info is insane', which there is not"
     ) as caught:
         fake_run(FakeDevice(), "0/its*", expected=path)
     assert caught.value.hint == "did you mean '0/its info is sane'?"

@@ -152,7 +152,9 @@ def test_a_reduction_with_a_number_for_the_dimension() -> None:
 
 
 def test_what_a_kernel_computes_more_exactly_than_eager_is_right() -> None:
-    result = check_source(pointwise("my_gelu", "0.5 * self[i] * (1 + erf(self[i] * M_SQRT1_2))"), "aten::gelu", "--json")
+    result = check_source(
+        pointwise("my_gelu", "0.5 * self[i] * (1 + erf(self[i] * M_SQRT1_2))"), "aten::gelu", "--json"
+    )
     found = only(result)
     assert found["right"], found["first_wrong"]
     assert "is right only for approximate='none', not 'tanh'" in found["refused"]
@@ -209,7 +211,9 @@ def test_nan_that_is_ignored() -> None:
 
 
 def test_numbers_in_the_wrong_order() -> None:
-    swapped = MATMUL_PROTOTYPE.replace("int64_t self_size0, int64_t mat2_size1", "int64_t mat2_size1, int64_t self_size0")
+    swapped = MATMUL_PROTOTYPE.replace(
+        "int64_t self_size0, int64_t mat2_size1", "int64_t mat2_size1, int64_t self_size0"
+    )
     script = registered("aten::mm", MATMUL, prototype=repr(swapped), layout="ANY_STRIDES")
     found = only(check_script(script, "--json"))
     assert found["wrong"]
@@ -249,7 +253,9 @@ def test_memory_behind_an_argument_that_is_written() -> None:
 
 
 def test_an_error_of_the_packer_is_counted() -> None:
-    found = only(check_source(RELU.replace("int64_t numel", "int64_t numel, int64_t self_size1"), "aten::relu", "--json"))
+    found = only(
+        check_source(RELU.replace("int64_t numel", "int64_t numel, int64_t self_size1"), "aten::relu", "--json")
+    )
     assert any("has no value here" in message for message in found["errors"])
 
 
@@ -271,7 +277,16 @@ def test_one_broken_kernel_does_not_keep_others_from_being_checked() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 def test_a_kernel_that_ends_the_process_is_told() -> None:
     Path("crash.c").write_text("void crash(const float *self, float *out) { *(volatile float *)8 = self[0]; }")
-    command = [sys.executable, "-m", "kagent_core.cli", "check-kernel", "crash.c", "--signature", "aten::neg", "--no-time"]
+    command = [
+        sys.executable,
+        "-m",
+        "kagent_core.cli",
+        "check-kernel",
+        "crash.c",
+        "--signature",
+        "aten::neg",
+        "--no-time",
+    ]
     done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "the process that ran the kernel was ended by SIGSEGV during kernel 'crash' for aten::neg, sample 0" in (
@@ -336,7 +351,10 @@ def test_kernels_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
         (["kernel.c", "--signature", "aten::relu", "--derived", "n"], "--derived is 'n', expected NAME=EXPRESSION"),
         (["kernel.c", "--signature", "aten::reluu", "--device", "cpu"], "has no operator 'aten::reluu'"),
         (["empty.py"], "'empty.py' registers no kernel"),
-        (["empty.py", "--device", "cpu"], "--device is for the source of one kernel, and 'empty.py' is a Python script"),
+        (
+            ["empty.py", "--device", "cpu"],
+            "--device is for the source of one kernel, and 'empty.py' is a Python script",
+        ),
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], told: str) -> None:
@@ -386,3 +404,35 @@ def test_torchs_state_is_as_it_was() -> None:
     after = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype())
     assert before == after
     assert state.numel() == torch.get_rng_state().numel()
+
+
+def test_a_device_with_memory_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    from kagent_core import use_plugin
+    from kagent_core.config import load_config
+    from kagent_core.kernels import kernel
+    from kagent_core.testing.fake import FakeDevice
+    from kagent_core.testing.kernel_check import check_kernel, without_kernels
+
+    def right(self: torch.Tensor, out: torch.Tensor, numel: int) -> None:
+        torch.neg(self, out=out)
+
+    def wrong(self: torch.Tensor, out: torch.Tensor, numel: int) -> None:
+        torch.neg(self, out=out)
+        out.view(-1)[numel // 2 : numel // 2 + 1] += 1
+
+    prototype = "void neg(const float *self, float *out, int64_t numel)"
+    for function in (right, wrong):
+        made = kernel("aten::neg", function, device="fake", prototype=prototype, dtypes={"float32"})
+        made.unregister()
+        with use_plugin(FakeDevice()):
+            caplog.clear()
+            found = check_kernel(made, load_config(), samples=2)
+            assert not [record for record in caplog.records if record.levelname == "WARNING"]
+            if found.base is not None and found.right:
+                times = one_kernel.time_kernel(made, without_kernels(load_config(), made), found.base)
+                assert times.sizes
+        assert found.right == (function is right)
+        assert found.taken >= 4
+    assert found.wrong[0].error.element is not None
+    assert found.wrong[0].task.config is not None
+    assert found.wrong[0].task.config.threads_per_block > 1

@@ -18,6 +18,7 @@ import pytest
 from kagent_core.errors import CompilationError, ConfigError
 from kagent_core.native import Compiler, find_compiler, load, why_no_compiler
 from kagent_core.native import cache as cache_module
+from kagent_core.native import private as private_module
 from kagent_core.native.cache import LibraryCache, cache_key
 
 SOURCE = "void answer(const long long *table) { ((long long *)table[0])[0] = 42; }\n"
@@ -46,14 +47,14 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a directory into which nobody can write, not even root."""
     directory = tmp_path / "read-only"
     (directory / "native").mkdir(parents=True, mode=0o700)
-    mkstemp = cache_module.tempfile.mkstemp
+    mkstemp = private_module.tempfile.mkstemp
 
     def refuse(*args: object, **kwargs: object):
         if str(kwargs["dir"]).startswith(str(directory)):
             raise OSError(30, "Read-only file system")
         return mkstemp(*args, **kwargs)
 
-    monkeypatch.setattr(cache_module.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(private_module.tempfile, "mkstemp", refuse)
     return directory
 
 
@@ -171,7 +172,7 @@ def test_a_directory_of_another_user_is_refused(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LibraryCache(tmp_path).entry(SOURCE, compiler)
-    monkeypatch.setattr(cache_module.os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(private_module.os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="expected the current user, 12345") as caught:
         LibraryCache(tmp_path).entry(SOURCE, compiler)
     assert "cache_dir" in str(caught.value.hint)

@@ -148,4 +148,7 @@ def _globals_of(function: Any) -> list[tuple[str, Any]]:
         code = codes.pop()
         names.update(dict.fromkeys(code.co_names))
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [(name, function.__globals__[name]) for name in names if name in function.__globals__]
+    # where pytest has rewritten the assertions, names of its own are among them, such as @pytest_ar
+    return [
+        (name, function.__globals__[name]) for name in names if name.isidentifier() and name in function.__globals__
+    ]

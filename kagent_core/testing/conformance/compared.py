@@ -20,6 +20,20 @@ def noise(nbytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
+def assert_bytes(got: bytes | bytearray, want: bytes, what: str) -> None:
+    """Assert that bytes are equal, and name the first that differs."""
+    if bytes(got) == want:
+        return
+    if len(got) != len(want):
+        raise AssertionError(f"{what}: {len(got)} bytes, expected {len(want)}")
+    first = next(i for i, (mine, theirs) in enumerate(zip(got, want, strict=True)) if mine != theirs)
+    count = sum(mine != theirs for mine, theirs in zip(got, want, strict=True))
+    raise AssertionError(
+        f"{what}: {count} of {len(want)} bytes differ, the first at {first}: {got[first]:#04x}, "
+        f"expected {want[first]:#04x}"
+    )
+
+
 def same(device: str, function: Callable[..., Any], *args: Any, calls: int = 2, **options: Any) -> Ran:
     """Run a function in eager PyTorch and on the device, and compare everything that a caller can see.
 

@@ -15,7 +15,7 @@ from kagent_core.specs import Device, DeviceInfo, KernelDescriptor, LaunchConfig
 from kagent_core.testing.compare import assert_same
 from kagent_core.testing.conformance.case import CannotRunError, Case, Ran, Target
 from kagent_core.testing.conformance.checks import Checks
-from kagent_core.testing.conformance.compared import noise
+from kagent_core.testing.conformance.compared import assert_bytes, noise
 from kagent_core.testing.conformance.opened import Opened, opened
 
 checks = Checks(0)
@@ -93,7 +93,7 @@ def bytes_come_back(device: str, nbytes: int) -> None:
         assert_bytes(opening.read(buffer, 0, nbytes), data, "what was copied in came back otherwise")
 
 
-@checks.add("memory", at=(0, 1, 3, 64, 1000), nbytes=(0, 1, 5, 64, 1023))
+@checks.add("memory", full={"at": (1, 64), "nbytes": (1023,)}, at=(0, 3, 1000), nbytes=(0, 1, 5, 64))
 def bytes_at_an_offset(device: str, at: int, nbytes: int) -> None:
     """In the middle of a buffer whose other bytes stay what they are."""
     with opened(device) as opening, opening.buffer(4096) as buffer:
@@ -390,17 +390,3 @@ def assert_untouched(opening: Opened, live: list[tuple[Any, bytes]]) -> None:
     for position, (buffer, data) in enumerate(live):
         got = opening.read(buffer, 0, len(data))
         assert_bytes(got, data, f"live buffer {position} of {len(live)}, of {len(data)} bytes, was written over")
-
-
-def assert_bytes(got: bytes | bytearray, want: bytes, what: str) -> None:
-    """Assert that bytes are equal, and name the first that differs."""
-    if bytes(got) == want:
-        return
-    if len(got) != len(want):
-        raise AssertionError(f"{what}: {len(got)} bytes, expected {len(want)}")
-    first = next(i for i, (mine, theirs) in enumerate(zip(got, want, strict=True)) if mine != theirs)
-    count = sum(mine != theirs for mine, theirs in zip(got, want, strict=True))
-    raise AssertionError(
-        f"{what}: {count} of {len(want)} bytes differ, the first at {first}: {got[first]:#04x}, "
-        f"expected {want[first]:#04x}"
-    )

@@ -25,8 +25,8 @@ PROGRAMS, FULL_PROGRAMS = 20, 500
 FULL_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MOST_FUEL = 1024
 """Fusions of one chain or program, at most."""
-MOST_SHORTENINGS = 60
-"""Tries to leave steps out of a program that fails."""
+IDLE = ("clone", 0, 0, 0)
+"""The step that takes another one's place in a program that is shortened."""
 
 Tensors = Sequence[torch.Tensor]
 Compare = Callable[[Any, Any, str, bool], None]
@@ -234,16 +234,18 @@ def _program_script(seed: int, target: Target) -> str:
 
 
 def _shortened(arguments: Tensors, program: Program, target: Target) -> Program:
-    """Leave out steps for as long as the program fails: a script is read by a person."""
+    """Leave out steps for as long as the program fails: a script is read by a person.
+
+    A step that later ones count on stays where it is, as a copy of the first tensor.
+    """
     if not _raises(check_program, arguments, program, target):
         return program
-    tries, position = 0, len(program) - 1
-    while position >= 0 and tries < MOST_SHORTENINGS:
-        shorter = valid_steps(arguments, program[:position] + program[position + 1 :])
-        tries += 1
-        if len(shorter) == len(program) - 1 and _raises(check_program, arguments, shorter, target):
-            program = shorter
-        position -= 1
+    for place in [(), (IDLE,), ()]:
+        for position in reversed(range(len(program))):
+            shorter = [*program[:position], *place, *program[position + 1 :]]
+            kept = shorter != program and valid_steps(arguments, shorter) == shorter
+            if kept and _raises(check_program, arguments, shorter, target):
+                program = shorter
     return program
 
 

@@ -250,9 +250,10 @@ def opened(device: str, *, watch: bool = False, guards: bool = False, **options:
 
 def close_session(session: Session) -> None:
     """Let go of what was compiled in a session, and close its devices."""
-    torch._dynamo.reset()
-    gc.collect()
-    session.close_abandoned()
+    if session.reports:  # something was compiled
+        torch._dynamo.reset()
+        gc.collect()
+        session.close_abandoned()
     session.close()
 
 

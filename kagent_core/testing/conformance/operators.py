@@ -39,6 +39,7 @@ IMPORT = "import torch.testing._internal.common_methods_invocations\n"
 
 Function = Callable[[Any, Any, Any], Any]
 Sample = tuple[Any, Any, Any]
+Run = Callable[[Function, Any], tuple[Any, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,9 @@ def check_trial(entry: Any, trial: Trial, device: OnDevice) -> None:
 def _compare(entry: Any, trial: Trial, device: OnDevice) -> None:
     name, function = full_name(entry), plain(entry)
     sample = samples(entry, trial.dtype, trial.position + 1, trial.gradients)[trial.position]
-    run = functools.partial(seeded_with_gradients, name, sample.output_process_fn_grad) if trial.gradients else seeded
+    run: Run = seeded
+    if trial.gradients:
+        run = functools.partial(seeded_with_gradients, name, sample.output_process_fn_grad)
     given = (sample.input, sample.args, sample.kwargs)
     theirs = copied(given)
     try:
@@ -199,17 +202,7 @@ def _compare(entry: Any, trial: Trial, device: OnDevice) -> None:
         wide = widened(copied(given))
         return run(function, wide)[0], wide
 
-    ours_function = device.one_by_one(function) if name in NOT_CAPTURED else device.compiled(function)
-    for call in range(CALLS):
-        ours = copied(given)
-        got, got_state = run(ours_function, ours)
-        if not device.graphs + device.operators:  # Dynamo left all of it to eager PyTorch
-            if trial.gradients:
-                return
-            ours, ours_function = copied(given), device.one_by_one(function)
-            got, got_state = run(ours_function, ours)
-            if not device.operators:
-                raise CannotRunError("no operator of it reaches kagent")
+    for call, (ours, got, got_state) in enumerate(_calls(name, function, given, run, device)):
         what = "result and gradients" if trial.gradients else "result"
         assert_right(ours, theirs, f"arguments after call {call}", lambda: exact()[1], every_stride=device.host_memory)
         if not torch.equal(got_state, want_state):
@@ -218,6 +211,47 @@ def _compare(entry: Any, trial: Trial, device: OnDevice) -> None:
             _assert_geometry(got, want, device.host_memory)
         else:
             assert_right(got, want, f"{what} of call {call}", lambda: exact()[0], every_stride=device.host_memory)
+
+
+def _calls(
+    name: str, function: Function, given: Sample, run: Run, device: OnDevice
+) -> Iterator[tuple[Sample, Any, torch.Tensor]]:
+    """Call an operator through kagent; yield its arguments afterwards, its result, and the generator's state.
+
+    What torch.compile leaves to eager PyTorch, or fails at whatever the backend, goes operator by operator.
+    """
+
+    def called(compiled: Function) -> tuple[Sample, Any, torch.Tensor]:
+        ours = copied(given)
+        return (ours, *run(compiled, ours))
+
+    if name not in NOT_CAPTURED:
+        compiled, first = device.compiled(function), None
+        try:
+            first = called(compiled)
+        except Exception:
+            if _is_captured(function, copied(given)):
+                raise
+        if first is not None and device.graphs:
+            yield first
+            yield from (called(compiled) for _ in range(CALLS - 1))
+            return
+        if differentiable(given):
+            raise _RefusedError("torch.compile does not capture it, so that it has no gradients")
+    for _ in range(CALLS):
+        yield called(device.one_by_one(function))
+        if not device.operators:
+            raise CannotRunError("no operator of it reaches kagent")
+
+
+def _is_captured(function: Function, sample: Sample) -> bool:
+    """Whether torch.compile captures a function with a backend that runs what eager PyTorch runs."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(function, backend="aot_eager")(*sample)
+    except Exception:  # noqa: BLE001 - whatever it is, it is torch's
+        return False
+    return True
 
 
 def _assert_geometry(got: Any, want: Any, every_stride: bool) -> None:

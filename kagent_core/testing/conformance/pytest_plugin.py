@@ -21,7 +21,6 @@ PACKAGE = "kagent_core.testing.conformance"
 FOLDER = Path(__file__).parent
 
 
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the kit's options."""
     group = parser.getgroup("kagent", f"kagent's conformance kit (pytest --pyargs {PACKAGE})")

@@ -21,8 +21,8 @@ from kagent_core.prototype import Abi
 from kagent_core.prototype.c_types import CType, Kind
 from kagent_core.specs import KernelDescriptor, KernelTask, Parameter
 
-PRELUDE = "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n"
-"""Headers with the types that a prototype has; a kernel includes whatever else it uses."""
+PRELUDE = "#define _GNU_SOURCE\n#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n"
+"""Headers with the types that a prototype has; a kernel includes whatever else it uses, and all of it is declared."""
 
 _ABI = Abi()
 _INTEGERS = {(nbytes, signed): getattr(ctypes, f"c_{'' if signed else 'u'}int{8 * nbytes}")

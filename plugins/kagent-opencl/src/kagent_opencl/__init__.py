@@ -1,0 +1,1 @@
+"""Any OpenCL device as a device of kagent."""

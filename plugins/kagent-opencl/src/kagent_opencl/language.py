@@ -1,0 +1,51 @@
+"""OpenCL C as kagent-opencl writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Self
+
+from kagent_core.codegen.work_items import C_TYPES, WorkItemLanguage
+from kagent_core.specs import DeviceInfo
+
+_TYPES: Mapping[str, str] = MappingProxyType(
+    {**C_TYPES, "i8": "char", "u8": "uchar", "u16": "ushort", "u32": "uint", "u64": "ulong", "b8": "uchar"}
+    | {"f16": "ushort", "bf16": "ushort"}
+)
+
+_PRELUDE = """
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#pragma OPENCL FP_CONTRACT OFF
+#define fmaf fma
+"""
+
+_CPU_VECTORS_PER_ITEM = 64
+
+
+class OpenClLanguage(WorkItemLanguage):
+    """OpenCL C 1.2 with float64."""
+
+    inline = "inline static"
+    types = _TYPES
+    prelude = _PRELUDE
+    element_offsets = True
+
+    def function(self, name: str, dtype: str) -> str:
+        """Return a function's name, which is the same for all types."""
+        return name
+
+    @classmethod
+    def of(cls, info: DeviceInfo) -> Self:
+        """Return the language of one device: with vectors as wide as it prefers them."""
+        import pyopencl
+
+        from kagent_opencl.platforms import device_of
+
+        device = device_of(info)
+        language = cls()
+        preferred = device.preferred_vector_width_float
+        language.vector_width = preferred if preferred in (2, 4, 8, 16) else 0
+        if device.type & pyopencl.device_type.CPU:
+            language.vectors_per_item = _CPU_VECTORS_PER_ITEM
+        return language

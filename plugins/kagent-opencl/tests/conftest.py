@@ -1,0 +1,18 @@
+"""A device to test on: PoCL, which `make setup` installs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kagent_opencl.platforms import list_devices
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Name of the first OpenCL device that works."""
+    devices = list_devices()
+    for info in devices:
+        if info.available:
+            return str(info.device)
+    told = "; ".join(f"{info.device}: {info.reason}" for info in devices)
+    pytest.skip(f"no OpenCL device works here, and `make setup` could not install PoCL: {told}")
