@@ -69,6 +69,10 @@ class PointerArg:
     spec: TensorSpec
     access: Access = Access.IN
 
+    def __str__(self) -> str:
+        place = f"@{self.buffer:#x}" if isinstance(self.buffer, int) else ""
+        return f"{self.access.value} {self.spec}{place}+{self.byte_offset}"
+
     @property
     def nbytes(self) -> int:
         """Bytes from the tensor's first to its last one."""
@@ -112,6 +116,9 @@ class ScalarArg:
     data: memoryview
     address: int
     decode: Callable[[memoryview], Any]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.value}"
 
     @property
     def value(self) -> Any:

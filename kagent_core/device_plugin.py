@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kagent_core.config import Config
@@ -35,7 +36,8 @@ class DevicePlugin:
     contract_version
         The contract that the plugin was written for: the number that `kagent_core.device.CONTRACT_VERSION` was then.
     runtime
-        The `Runtime` of its devices: a class, which is called with a `DeviceInfo` and the `Config`, or its name.
+        The `Runtime` of its devices: a class, which is called with a `DeviceInfo` and the `Config`, or its name. A
+        plain function here would be a method: mark it ``staticmethod``.
     language
         The `kagent_core.codegen.work_items.WorkItemLanguage` of its kernels: a class, or its name. Optional: by default
         no kernel is generated.
@@ -95,11 +97,11 @@ class DevicePlugin:
     @hookimpl
     def kagent_contract_version(self) -> int:
         """Say which contract the plugin was written for."""
-        for name in _EXAMPLES:
+        for name, example in _EXAMPLES.items():
             if not hasattr(self, name):
                 raise PluginError(
                     f"device plugin {type(self).__qualname__} has no attribute '{name}'",
-                    hint=f"set it in the class: {name} = {_EXAMPLES[name]}",
+                    hint=f"set it in the class: {name} = {example}",
                 )
         return self.contract_version
 
@@ -115,7 +117,7 @@ class DevicePlugin:
             return None
         registry = KernelRegistry(self.device_type)
         for kernel in self.kernels(info, config):
-            registry.add(kernel)
+            registry.add(kernel if kernel.origin else replace(kernel, origin=f"the plugin of '{self.device_type}'"))
         return registry
 
     @hookimpl
@@ -158,7 +160,7 @@ def _named(value: Any, attribute: str, plugin: DevicePlugin) -> Any:
     module, _, name = value.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise PluginError(
             f"{attribute} of device plugin {type(plugin).__qualname__} is '{value}': {error}",
             hint=f"expected 'module:class', such as {_EXAMPLES['runtime']}",

@@ -48,6 +48,9 @@ DIVISION_BY_ZERO = 2
 INDEX_OUT_OF_BOUNDS = 3
 """What a kernel reports when an index is out of range, and PyTorch raises RuntimeError for that operator."""
 
+FUSED_MULTIPLY_ADD = "if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)"
+"""The preprocessor's condition for hardware that rounds ``a * b + c`` once in one step."""
+
 PREAMBLE_HELPERS = r"""
 /* half types: kept in memory as 16 bits, computed with in f32 */
 INLINE f32 load_bf16(bf16 bits) { return bits_f32((u32)bits << 16); }
@@ -76,7 +79,7 @@ INLINE f16 store_f16(f32 x) {
 INLINE f32 round_f16(f32 x) { return load_f16(store_f16(x)); }
 
 /* products that are summed up: rounded once where the hardware does that in one step */
-#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
+#FUSED_MULTIPLY_ADD
 INLINE f32 mad_f32(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 INLINE f64 mad_f64(f64 a, f64 b, f64 c) { return fma(a, b, c); }
 #else
@@ -114,7 +117,7 @@ INLINE f64 mad_f64(f64 a, f64 b, f64 c) { return a * b + c; }
     }
 DEFINE_DIVISION(i8) DEFINE_DIVISION(i16) DEFINE_DIVISION(i32) DEFINE_DIVISION(i64)
 DEFINE_UNSIGNED_DIVISION(u8) DEFINE_UNSIGNED_DIVISION(u16) DEFINE_UNSIGNED_DIVISION(u32) DEFINE_UNSIGNED_DIVISION(u64)
-"""
+""".replace("FUSED_MULTIPLY_ADD", FUSED_MULTIPLY_ADD)
 """What every device's preamble ends with. It needs the short type names, ``INLINE``, ``bits_f32`` and ``f32_bits``."""
 
 INFIX = {

@@ -6,11 +6,11 @@ elements are 0 or -1, so that they choose between vectors of every type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kagent_core.codegen.c_family import FLOAT_FUNCTIONS, INFIX, SHORT
+from kagent_core.codegen.c_family import FLOAT_FUNCTIONS, FUSED_MULTIPLY_ADD, INFIX, SHORT
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, SUPPORTED, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
@@ -92,6 +92,7 @@ class Vectors:
         for short in ("f32", "u32", "u16"):
             name = f"{self.names[short]}{width}"
             lines += [f"#define {how}_{short}x{width} {how}_{name}" for how in ("as", "convert")]
+        lines += _multiply_adds([self.named(short) for short in ("f32", "f64") if short in self.language.types])
         lines += [HALF_HELPERS.strip().replace("xW", f"x{width}")]
         for short in self.language.types:
             if short in _LANE_SUMS:
@@ -195,6 +196,10 @@ class Vectors:
             return self.convert(self.convert(vector, value_type(source), through), through, value_type(target))
         return self.convert(vector, value_type(source), value_type(target))
 
+    def multiply_add(self, a: str, b: str, c: str, dtype: str) -> str:
+        """Return ``a * b + c`` of vectors of floats, as `CFamily.multiply_add` of single ones."""
+        return f"mad_{self.named(self.language.value_type(dtype))}({bare(a)}, {bare(b)}, {bare(c)})"
+
     def bitcast(self, vector: str, target: str) -> str:
         """Return the bits of a vector as elements of another type of the same size."""
         return f"as_{self.names[SHORT[target]]}{self.width}({bare(vector)})"
@@ -215,12 +220,13 @@ class Vectors:
         return self.choose(args[0], args[1], args[2], dtype)
 
     def _p_max(self, dtype: str, args: list[str]) -> str:
-        return self._extreme(dtype, *args, order=">")
+        return self._extreme(dtype, ">", args)
 
     def _p_min(self, dtype: str, args: list[str]) -> str:
-        return self._extreme(dtype, *args, order="<")
+        return self._extreme(dtype, "<", args)
 
-    def _extreme(self, dtype: str, a: str, b: str, order: str) -> str:
+    def _extreme(self, dtype: str, order: str, args: list[str]) -> str:
+        a, b = args
         taken = f"({a} {order} {b})"
         if dtype in FLOATS:
             taken = f"({taken} | ({a} != {a}))"
@@ -259,6 +265,14 @@ class Vectors:
         return f"{self.language.function('ldexp', compute_dtype(dtype))}({bare(args[0])}, {bare(whole)})"
 
 
+def _multiply_adds(kinds: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    for condition, product in ((FUSED_MULTIPLY_ADD, "fma(a, b, c)"), ("else", "a * b + c")):
+        lines.append(f"#{condition}")
+        lines += [f"INLINE {kind} mad_{kind}({kind} a, {kind} b, {kind} c) {{ return {product}; }}" for kind in kinds]
+    return [*lines, "#endif"]
+
+
 def neighbours(index: Index, lane: Axis) -> int | None:
     """Return how far an index goes per step of an axis, or None where that is not the same at every step."""
     uneven = any(not isinstance(atom, Axis) and lane in Index.of(atom).axes for atom, _ in index.terms)
@@ -291,4 +305,4 @@ def _has_lanes(node: Expr, lane: Axis) -> bool:
         return node.op in _OWN or node.args[0].dtype in FLOATS
     if node.op in _OF_NUMBERS and any(arg.dtype == "bool" for arg in node.args):
         return False  # masks are no numbers
-    return node.op in ("cast", "reduce") or node.op in _OWN or node.op in INFIX
+    return node.op in ("cast", "given", "reduce") or node.op in _OWN or node.op in INFIX

@@ -233,8 +233,14 @@ class LaunchEach(SealedSegment):
                 for position, value, access in launch.late:
                     launch.args[position] = self._resolve(value, access, environment)
                 if self._plan is None:
-                    launch.start = self._runtime.prepare(launch.kernel, launch.config, launch.args)
+                    launch.start = self._prepared(launch)
         self._bound = {buffer: environment[buffer] for buffer in self._outside}
+
+    def _prepared(self, launch: _Launch) -> Callable[[], object] | None:
+        try:
+            return self._runtime.prepare(launch.kernel, launch.config, launch.args)
+        except Exception as error:
+            raise kernel_failure(launch.task, error) from error
 
     def _launch_on_streams(self, plan: StreamPlan) -> None:
         events: dict[int, Any] = {}

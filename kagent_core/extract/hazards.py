@@ -73,6 +73,8 @@ class _BufferHistory:
 class HazardTracker:
     """Finds read-after-write, write-after-read and write-after-write hazards, task by task in program order.
 
+    A range without bytes waits for its buffer's last writer: it reads nothing, but the buffer must be there.
+
     Examples
     --------
     >>> tracker = HazardTracker()
@@ -88,11 +90,14 @@ class HazardTracker:
 
     def __init__(self) -> None:
         self._histories: dict[int, _BufferHistory] = {}
+        self._last_writers: dict[int, int] = {}
 
     def add(self, task: int, reads: Iterable[MemRange], writes: Iterable[MemRange]) -> tuple[int, ...]:
         """Record a task and return the ids of the earlier tasks that it must wait for, ascending."""
         found: set[int] = set()
         for span in reads:
+            if span.nbytes <= 0 and span.buffer in self._last_writers:
+                found.add(self._last_writers[span.buffer])
             for piece in self._pieces(span):
                 if piece.writer is not None:
                     found.add(piece.writer)
@@ -102,6 +107,7 @@ class HazardTracker:
                 if piece.writer is not None:
                     found.add(piece.writer)
                 found.update(piece.readers)
+            self._last_writers[span.buffer] = task
             if span.nbytes > 0:
                 self._histories[span.buffer].replace(span.offset, span.end, task)
         found.discard(task)

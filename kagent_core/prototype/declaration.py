@@ -155,8 +155,9 @@ def prototype_refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
 
     Only the kinds of the arguments count, which a registry can choose among kernels by: a number where the kernel
     takes a tensor, a tensor where it takes a number, None, values that the kernel is not right for, and of a kernel
-    that says which dtypes it takes, a tensor of another one than its pointer has. Whether the values fit is for the
-    packer, which tells it with an error.
+    that says which dtypes it takes, a tensor of another one than its pointer has; and of a pointwise operator, a tensor
+    that is broadcast, whose sizes and strides the kernel does not ask for. Whether the values fit is for the packer,
+    which tells it with an error.
     """
     for parameter in kernel.parameters:
         if parameter.name not in call.arguments or parameter.type == "Tensor":
@@ -177,6 +178,25 @@ def prototype_refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
                     return f"takes {' or '.join(sorted(taken))} as '{name}', not {value.dtype}"
         elif parameter.derived is None and isinstance(value, TensorSpec):
             return f"takes a number as '{name}', not {describe(value)}"
+    return _broadcast_refusal(kernel, call)
+
+
+def _broadcast_refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
+    """A kernel that goes over the result's elements would read beyond the end of a tensor that has fewer."""
+    tags = getattr(call.overload, "tags", ())
+    if kernel.fuses or not call.outputs or not any(tag.name == "pointwise" for tag in tags):
+        return None
+    shape = call.outputs[0].shape
+    for parameter in kernel.parameters:
+        name, value = parameter.name, call.arguments.get(parameter.name)
+        if parameter.type.endswith("*") and isinstance(value, TensorSpec) and value.shape != shape:
+            mention = re.compile(rf"{re.escape(name)}_|\b{re.escape(name)}\b")
+            others = [f"{other.name} {other.derived or ''}" for other in kernel.parameters if other is not parameter]
+            if not any(map(mention.search, others)):
+                return (
+                    f"takes '{name}' of the result's shape, not {describe(value)}, which is broadcast: its prototype "
+                    f"asks for no size or stride of '{name}', such as {name}_stride0"
+                )
     return None
 
 

@@ -240,6 +240,9 @@ def assert_as_exact(got: Any, want: Any, exact: Any, times: float, what: str) ->
             if not torch.equal(mine, theirs):
                 _differ(what, "values are not eager's")
             continue
+        for test in (torch.isnan, torch.isposinf, torch.isneginf):
+            if not torch.equal(test(mine), test(theirs)):
+                _differ(what, "infinities and NaN are elsewhere than in eager")
         error, eagers = rms(mine - best), rms(theirs - best)
         if not error <= times * eagers + torch.finfo(mine.dtype).eps * rms(best):
             _differ(what, f"an error of {error:.3g} against float64, eager's is {eagers:.3g}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
 from kagent_core import hookimpl
-from kagent_core.device import ArgumentPacker, PointerArg
+from kagent_core.device import ArgumentPacker, PointerArg, Runtime
 from kagent_core.execute.launch import LaunchEach
 from kagent_core.specs import Access, TensorSpec
 from kagent_core.testing.fake import FakeBuffer, FakeDevice, FakeRuntime
@@ -134,6 +135,42 @@ class Leaks(FakeRuntime):
     def free(self, buffer):
         self.live -= 1
         self.kept.append(buffer)
+
+
+class WaitsByCopying(FakeRuntime):
+    """Sound: waits as the contract's default does, with a buffer that it keeps."""
+
+    synchronize = Runtime.synchronize
+
+
+class ImportsACopy(FakeRuntime):
+    """Says that it uses host memory in place, and copies it."""
+
+    imports_host = True
+
+    def import_host(self, address, nbytes):
+        self.live += 1
+        return FakeBuffer(bytearray(ctypes.string_at(address, nbytes)))
+
+
+class FreesTheHostsMemory(FakeRuntime):
+    """Uses host memory in place, and poisons it as its own when it is freed."""
+
+    imports_host = True
+
+    def import_host(self, address, nbytes):
+        self.live += 1
+        return FakeBuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B"))
+
+
+class ImportsInPlace(FreesTheHostsMemory):
+    """Sound: leaves the host's memory alone."""
+
+    def free(self, buffer):
+        if isinstance(buffer.data, memoryview):
+            self.live -= 1
+        else:
+            super().free(buffer)
 
 
 class ClosesForGood(FakeRuntime):

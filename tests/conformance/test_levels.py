@@ -22,12 +22,14 @@ CASES = {
     ("fake", 1): set(),
     ("cpu", 5): {f"5/a fault of: {method}" for method in
                  ("allocate", "copy_in", "copy_out", "load", "launch", "synchronize", "launch_on", "record_event",
-                  "wait_event")},
-    ("fake", 5): {"5/a fault of: record_event", "5/a fault of: wait_event"},
+                  "wait_event", "prepare", "import_host", "a prepared launch")},
+    ("fake", 5): {f"5/a fault of: {method}" for method in
+                  ("record_event", "wait_event", "import_host", "a prepared launch")},
 }  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("device", "level"), CASES)
 def test_nothing_fails_but_what_is_listed(device: str, level: int) -> None:
     report = run_conformance(device, [level])

@@ -22,6 +22,8 @@ RUNTIMES = [
     (planted.GivesNoneForTooMuch, "0/too much memory is refused"),
     (planted.GivesLessForTooMuch, "0/too much memory is refused"),
     (planted.DiesOfTooMuch, "0/too much memory is refused"),
+    (planted.ImportsACopy, "0/host memory in place: nbytes=64"),
+    (planted.FreesTheHostsMemory, "0/host memory in place: nbytes=4099"),
     (planted.ClosesForGood, "0/closed and opened again"),
     (planted.LoadsAnything, "0/a kernel that is none is refused: source that does not compile"),
     (planted.OneLaunchBehind, "0/launches run in order*"),
@@ -71,6 +73,20 @@ def test_a_sound_runtime_passes_the_same_case(case):
     report = fake_run(FakeDevice(runtime=FakeRuntime()), case)
     assert report.passed, [finding.detail for finding in report.failures]
     assert any(finding.outcome in (Outcome.PASSED, Outcome.FALLBACK) for finding in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "case"),
+    [
+        (planted.WaitsByCopying, "5/plans that come and go"),
+        (planted.WaitsByCopying, "5/a fault of: allocate"),
+        (planted.ImportsInPlace, "0/host memory in place*"),
+        (planted.ImportsInPlace, "5/plans that come and go"),
+    ],
+)
+def test_what_a_runtime_may_do_is_no_failure(runtime, case):
+    report = fake_run(FakeDevice(runtime=runtime()), case)
+    assert report.passed, [finding.detail for finding in report.failures]
 
 
 @pytest.mark.parametrize(("change", "case"), PACKERS, ids=lambda given: getattr(given, "__name__", given))

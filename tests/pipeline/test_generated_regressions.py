@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+import kagent_core
 from kagent_core.testing.compare import check_against_eager
 
 ALL = {"generated_kernels": "all"}
@@ -111,3 +112,44 @@ def test_transposed_blocks(dtype, shape):
     check_against_eager(
         lambda x: x.transpose(-1, -2) | x.new_ones(()) if dtype is torch.bool else x.mT.contiguous() * 2, x
     )
+
+
+def test_what_reads_an_empty_result_of_a_group_comes_behind_the_group() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.clone()
+        places = (y * 3).nan_to_num(0).long() % 3
+        return y, y.sort(dim=0, stable=True).indices, y.scatter_add(1, places, y.flip(0))
+
+    check_against_eager(function, torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.fill_(300),
+        lambda x: torch.full_like(x, -129),
+        lambda x: x.masked_fill(x == 0, 300),
+        lambda x: torch.where(x == 0, x, 300),
+        lambda x: torch.full((2,), float("nan"), dtype=torch.int8),
+        lambda x: x.scatter(0, torch.tensor([0]), 128),
+        lambda x: x.half().clamp(max=1e9),
+        lambda x: torch.nn.functional.pad(x, (1, 1), value=300),
+        lambda x: torch.threshold(x, 0, 300),
+        lambda x: torch.full((2,), 1e39),
+    ],
+)
+@pytest.mark.parametrize("generated", ["auto", "all"])
+def test_a_number_that_a_type_cannot_hold_is_refused_as_in_eager(function, generated: str) -> None:
+    with pytest.raises(RuntimeError, match="without overflow"):
+        function(torch.zeros(3, dtype=torch.int8))
+    compiled = kagent_core.compile(function, device="cpu", generated_kernels=generated)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        compiled(torch.zeros(3, dtype=torch.int8))
+
+
+def test_numbers_that_fit_barely() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        unsigned = torch.full((2,), 255, dtype=torch.uint8)
+        return torch.full_like(x, -128), unsigned, torch.full((2,), float("inf"), dtype=torch.float16), x + 300
+
+    check_against_eager(function, torch.zeros(3, dtype=torch.int8), generated_kernels="all")

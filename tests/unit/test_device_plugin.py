@@ -191,6 +191,7 @@ def test_what_is_named_is_imported_when_the_device_is_opened(module: str) -> Non
         ("kagent_core.device:Toy", "has no attribute 'Toy'"),
         ("kagent_core.device", "kagent_core.device"),
         (":Toy", "Empty module name"),
+        (".device:Toy", "relative import"),
         ("", "Empty module name"),
     ],
 )

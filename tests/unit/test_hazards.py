@@ -33,9 +33,11 @@ class ByteWalk:
     def __init__(self):
         self.writer = {}
         self.readers = {}
+        self.last = {}
 
     def add(self, number, reads, writes):
-        found = set()
+        found = {self.last.get(r.buffer) for r in reads if r.nbytes == 0}  # the buffer must be there
+        self.last.update({w.buffer: number for w in writes})
         read = {(r.buffer, at) for r in reads for at in range(r.offset, r.end)}
         written = {(w.buffer, at) for w in writes for at in range(w.offset, w.end)}
         for byte in read | written:  # read after write, write after write
@@ -222,3 +224,11 @@ def test_a_dependency_on_a_task_of_another_segment_stays():
     reduction = TransitiveReduction()
     assert reduction.reduce(8, (3,)) == (3,)
     assert reduction.reduce(9, (3, 8)) == (3, 8)
+
+
+def test_a_range_without_bytes_waits_for_who_made_its_buffer() -> None:
+    tracker = HazardTracker()
+    assert tracker.add(0, reads=[], writes=[MemRange(1, 0, 0)]) == ()
+    assert tracker.add(1, reads=[MemRange(1, 0, 0)], writes=[MemRange(2, 0, 0)]) == (0,)
+    assert tracker.add(2, reads=[MemRange(2, 0, 0), MemRange(3, 0, 0)], writes=[MemRange(4, 0, 8)]) == (1,)
+    assert tracker.add(3, reads=[MemRange(4, 4, 0)], writes=[]) == (2,)

@@ -501,3 +501,32 @@ X = tensor(0, 2, 3)
 def test_kinds_of_arguments_that_a_prototype_is_not_for(parameters, arguments, refused):
     kernel = KernelDescriptor("aten::add.Tensor", "k", parameters=tuple(parameters))
     assert prototype_refusal(kernel, call(0, "aten::add.Tensor", arguments, [tensor(2, 2, 3)])) == refused
+
+
+# -- broadcast
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shapes", "taken"),
+    [
+        ("const float *self, const float *other, float *out, long numel", [(2, 3), (2, 3)], True),
+        ("const float *self, const float *other, float *out, long numel", [(2, 3), (3,)], False),
+        ("const float *self, const float *other, float *out, long numel", [(2, 3), ()], False),
+        ("const float *self, const float *other, float *out, long numel", [(1, 3), (2, 3)], False),
+        ("const float *self, const float *other, float *out, long numel, long other_stride0", [(2, 3), (1, 3)], True),
+        ("const float *self, const float *other, float *out, long numel, long self_stride0", [(2, 3), (1, 3)], False),
+    ],
+)
+def test_a_pointwise_kernel_takes_a_broadcast_tensor_only_if_it_asks_how_that_lies(parameters, shapes, taken):
+    kernel = KernelDescriptor("aten::mul.Tensor", "mul", parameters=parse_prototype(f"void mul({parameters})"))
+    one, other = (tensor(buffer, *shape) for buffer, shape in enumerate(shapes))
+    made = tensor(2, *torch.broadcast_shapes(*shapes))
+    told = prototype_refusal(kernel, call(0, "aten::mul.Tensor", {"self": one, "other": other}, [made]))
+    assert (told is None) is taken, told
+    assert taken or "which is broadcast" in told
+
+
+def test_what_is_not_pointwise_may_have_other_shapes():
+    kernel = KernelDescriptor("aten::mm", "mm", parameters=parse_prototype("void mm(const float *self, float *out)"))
+    product = call(0, "aten::mm", {"self": tensor(0, 2, 3), "mat2": tensor(1, 3, 4)}, [tensor(2, 2, 4)])
+    assert prototype_refusal(kernel, product) is None

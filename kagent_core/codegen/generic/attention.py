@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.tiled import multiply_tile
+from kagent_core.codegen.generic.tiled import Sums, multiply_tile
+from kagent_core.codegen.vectors import Vectors
 from kagent_core.specs import OpCall, TensorSpec
 
 LARGEST_HEAD = 1024
@@ -78,21 +79,50 @@ def attention(
 
 def _softmax_step(k: KernelBuilder, heads: _Heads, width: int) -> None:
     """Turn the scores of query ``n`` into weights relative to the largest score so far, and correct its sums."""
-    step, kind = k.tiles.keys, heads.kind
     exp = k.language.function("exp", heads.compute)
-    k.add(f"{kind} most = top[n], sum = 0;")
-    with k.loop("j", step, reduction="max:most"):
-        k.add(f"most = scores[n * {step} + j] > most ? scores[n * {step} + j] : most;")
+    _largest_score(k, heads)
     k.add(
-        f"const {kind} base = most == {k.language.least(heads.compute)} ? 0 : most;",  # nothing but masked keys yet
-        f"const {kind} shrink = {exp}(top[n] - base);",
+        f"const {heads.kind} base = most == {k.language.least(heads.compute)} ? 0 : most;",  # only masked keys yet
+        f"const {heads.kind} shrink = {exp}(top[n] - base);",
     )
-    with k.loop("j", step, reduction="+:sum"):
-        k.add(f"const {kind} weight = {exp}(scores[n * {step} + j] - base);")
-        k.add(f"scores[n * {step} + j] = weight; sum += weight;")
+    _weights(k, heads, exp)
     k.add("mass[n] = mass[n] * shrink + sum; top[n] = most;")
     with k.loop("e", width, simd=True):
         k.add(f"out[n * {width} + e] *= shrink;")
+
+
+def _largest_score(k: KernelBuilder, heads: _Heads) -> None:
+    """Write the largest of the scores of query ``n`` and ``top[n]``, to ``most``."""
+    step, vectors = k.tiles.keys, heads.vectors
+    if vectors is None:
+        k.add(f"{heads.kind} most = top[n], sum = 0;")
+        with k.loop("j", step, reduction="max:most"):
+            k.add(f"most = scores[n * {step} + j] > most ? scores[n * {step} + j] : most;")
+        return
+    kind = vectors.kind(heads.compute)
+    k.add(f"{kind} lanes = ({kind})(top[n]);")
+    with k.loop("j", step, step=vectors.width):
+        address = f"&scores[n * {step} + j]"
+        k.add(f"const {kind} score = {vectors.load(heads.compute, address)};")
+        greater = vectors.mask("(score > lanes)", heads.compute)
+        k.add(f"lanes = {vectors.choose(greater, 'score', 'lanes', heads.compute)};")
+    k.add(f"const {heads.kind} most = {vectors.over_lanes('max', heads.kind, 'lanes')};")
+
+
+def _weights(k: KernelBuilder, heads: _Heads, exp: str) -> None:
+    """Turn the scores of query ``n`` into weights, and write what they sum up to, to ``sum``."""
+    step, vectors = k.tiles.keys, heads.vectors
+    if vectors is None:
+        with k.loop("j", step, reduction="+:sum"):
+            k.add(f"const {heads.kind} weight = {exp}(scores[n * {step} + j] - base);")
+            k.add(f"scores[n * {step} + j] = weight; sum += weight;")
+        return
+    kind, address = vectors.kind(heads.compute), f"&scores[n * {step} + j]"
+    k.add(f"{kind} sums = ({kind})(0);")
+    with k.loop("j", step, step=vectors.width):
+        k.add(f"const {kind} weight = {exp}({vectors.load(heads.compute, address)} - base);")
+        k.add(vectors.store(heads.compute, address, "weight"), "sums += weight;")
+    k.add(f"const {heads.kind} sum = {vectors.over_lanes('sum', heads.kind, 'sums')};")
 
 
 @GENERIC.kernel("aten::_scaled_dot_product_flash_attention_for_cpu_backward", accepts=_refusal)
@@ -216,6 +246,12 @@ class _Heads:
         width = self.k.tiles.columns(self.compute)
         return -(-size // width) * width
 
+    @property
+    def vectors(self) -> Vectors | None:
+        """What spells vectors, where they fit into rows of scores."""
+        vectors = self.k.vectors
+        return vectors if vectors is not None and self.k.tiles.keys % vectors.width == 0 else None
+
     @contextmanager
     def items(self, spec: TensorSpec, name: str, cost: int) -> Iterator[None]:
         """Open work-items for some rows of `spec` each, from ``<name>_first`` to ``<name>_end`` - 1."""
@@ -298,7 +334,7 @@ class _Heads:
                 str(depth),
                 lambda n, d: f"{rows}[(i + {n}) * {length} + {d}]",
                 lambda d, e: f"{columns}[{d} * {step} + {e}]",
-                lambda n, e, value: f"{into}[(i + {n}) * {step} + {e}] = {value} * {factor};",
+                Sums(lambda n, e: f"{into}[(i + {n}) * {step} + {e}]", self.compute, factor),
             )
 
     def accumulate(self, weights: str, rows: str, width: int, into: str) -> None:
@@ -313,7 +349,7 @@ class _Heads:
                 f"{step}",
                 lambda n, d: f"{weights}[(i + {n}) * {step} + {d}]",
                 lambda d, e: f"{rows}[{d} * {width} + c + {e}]",
-                lambda n, e, value: f"{into}[(i + {n}) * {width} + c + {e}] += {value};",
+                Sums(lambda n, e: f"{into}[(i + {n}) * {width} + c + {e}]", self.compute),
             )
 
     def mask(self, scores: str, row: str, n: str, rows_are_queries: bool) -> None:
@@ -339,7 +375,19 @@ class _Heads:
         place, slope = f"scores[n * {step} + j]", f"slopes[n * {step} + j]"
         if before:
             k.add(before)
-        with k.loop("j", step, simd=True):
-            k.add(f"const {self.kind} share = {exp}({place} - {log});")
-            k.add(f"{place} = {place} == {hidden} ? 0 : share;")
-            k.add(f"{slope} = {place} * ({slope} - {own});")
+        vectors = self.vectors
+        if vectors is None:
+            with k.loop("j", step, simd=True):
+                k.add(f"const {self.kind} share = {exp}({place} - {log});")
+                k.add(f"{place} = {place} == {hidden} ? 0 : share;")
+                k.add(f"{slope} = {place} * ({slope} - {own});")
+            return
+        kind = vectors.kind(self.compute)
+        log, own = (vectors.load(self.compute, f"&{text}") if "[j]" in text else text for text in (log, own))
+        with k.loop("j", step, step=vectors.width):
+            k.add(f"const {kind} score = {vectors.load(self.compute, '&' + place)};")
+            seen = vectors.mask(f"(score == {hidden})", self.compute)
+            share = vectors.choose(seen, f"({kind})(0)", f"{exp}(score - {log})", self.compute)
+            k.add(f"const {kind} share = {share};", vectors.store(self.compute, f"&{place}", "share"))
+            slopes = vectors.load(self.compute, f"&{slope}")
+            k.add(vectors.store(self.compute, f"&{slope}", f"share * ({slopes} - {own})"))

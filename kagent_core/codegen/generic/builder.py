@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kagent_core.codegen.c_family import REPORT, CFamily
 from kagent_core.codegen.dtypes import compute_dtype
+from kagent_core.codegen.generic.epilogue import Epilogue, NoLanesError, lane_dimension
 from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
-from kagent_core.codegen.indices import Index, offset_of
-from kagent_core.codegen.kernel import KernelSource, Store
-from kagent_core.codegen.lowering import Lowering
+from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.table import RuleTable
 from kagent_core.codegen.text import Text
-from kagent_core.codegen.writer import Parameters, Statements, loads_of
+from kagent_core.codegen.vectors import Vectors
+from kagent_core.codegen.work_items import WorkItemLanguage
+from kagent_core.codegen.writer import Parameters
 from kagent_core.errors import LaunchConfigError
 from kagent_core.specs import OpCall, TensorSpec
 
@@ -64,7 +65,12 @@ class Tensor:
         return " + ".join(terms) or "0"
 
     def at(self, *index: str) -> str:
-        """Return the value of the element at an index, in the type that is computed in."""
+        """Return the value of the element at an index, in the type that is computed in; in lanes, a vector of them.
+
+        Of what is the same in every lane, it is a single value there too.
+        """
+        if self._builder.lane_of(self.spec, index) is not None:
+            return self._builder.spelling.load(self.dtype, f"{self.pointer} + {self.offset(*index)}")
         return self._builder.language.load(self.dtype, self.place(*index))
 
     def flat(self, offset: str) -> str:
@@ -116,13 +122,19 @@ class KernelBuilder:
         self.tiles = tiles
         self.language = language
         self.text = Text()
-        self._epilogue = _Epilogue(call, rest, stored, rules, round_halves) if rest else None
+        self._epilogue = Epilogue(call, rest, stored, rules, round_halves) if rest else None
         written = list(call.outputs) if self._epilogue is None else [s.tensor for s in self._epilogue.stores]
         read = set(call.inputs) | (set() if self._epilogue is None else self._epilogue.read)
         self._parameters = Parameters(language, written, read, SLACK)
         self._items = 1
         self._item_nbytes = 0
         self._names = 0
+        self._lanes: frozenset[str] = frozenset()
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """What spells vectors, where the language has any."""
+        return self.language.vectors if isinstance(self.language, WorkItemLanguage) else None
 
     # -- tensors and numbers
 
@@ -185,6 +197,65 @@ class KernelBuilder:
         self.text.open(f"{head} {{".lstrip())
         yield
         self.text.close()
+
+    # -- vectors
+
+    def writes_lanes(self, write: Callable[[], None]) -> bool:
+        """Write something in vectors, if it can be; else write nothing, and return False."""
+        lines, depth = len(self.text.lines), self.text.depth
+        try:
+            write()
+        except NoLanesError:
+            del self.text.lines[lines:]
+            self.text.depth = depth
+            return False
+        return True
+
+    @contextmanager
+    def lanes(self, *names: str) -> Iterator[None]:
+        """Compute vectors of neighbours, for as long as the block lasts.
+
+        What is stored are vectors then, whose first element is at the index, and what is read are vectors where their
+        index has one of the variables that go from lane to lane. Arithmetic takes single values beside vectors.
+
+        Parameters
+        ----------
+        names
+            The variables.
+        """
+        self._lanes = frozenset(names)
+        try:
+            yield
+        finally:
+            self._lanes = frozenset()
+
+    @property
+    def in_lanes(self) -> bool:
+        """Whether vectors are computed now."""
+        return bool(self._lanes)
+
+    @property
+    def spelling(self) -> Vectors:
+        """What spells vectors, in lanes."""
+        assert self.vectors is not None
+        return self.vectors
+
+    def lane_of(self, spec: TensorSpec, index: Sequence[str]) -> int | None:
+        """Return the dimension along which an index goes from lane to lane; None where it is the same in every lane.
+
+        Raises
+        ------
+        NoLanesError
+            When lanes are no neighbours in memory.
+        """
+        lane = lane_dimension(self._lanes, spec, index)
+        if lane is not None and spec.strides[lane] != 1:
+            raise NoLanesError(f"{index} of {spec}")
+        return lane
+
+    def converted(self, dtype: str, value: str) -> str:
+        """Return a value in the type that elements of a type are computed in. In lanes all values are floats of it."""
+        return f"({value})" if self._lanes else f"({self.compute_type(dtype)})({value})"
 
     def array(self, kind: str, name: str, length: int) -> None:
         """Declare memory of the work-item's own."""
@@ -278,15 +349,23 @@ class KernelBuilder:
         """
         if self._epilogue is not None:
             # named before the epilogue opens, whose own names may hide those in the texts
+            spec = self.call.outputs[0]
             made, places = self.name("made"), [self.name("at") for _ in index]
-            self.add(f"const {self.compute_type(self.call.outputs[0].dtype.name)} {made} = {value};")
+            lane = lane_dimension(self._lanes, spec, index)
+            made_kind = self.compute_type(spec.dtype.name) if lane is None else self.spelling.kind(spec.dtype.name)
+            self.add(f"const {made_kind} {made} = {value};")
             kind = self.index_type
             self.add(*(f"const {kind} {place} = {part};" for place, part in zip(places, index, strict=True)))
             self.text.open("{")
-            self._epilogue.write(self.text, self._parameters, self.language, places, made)
+            self._epilogue.write(self.text, self._parameters, self.language, places, made, lane)
             self.text.close()
             return
         out = self.result(number)
+        if self._lanes:
+            if self.lane_of(out.spec, index) is None:
+                raise NoLanesError(str(out.spec))
+            self.add(self.spelling.store(out.dtype, f"{out.pointer} + {out.offset(*index)}", value))
+            return
         self.add(self.language.store(out.dtype, out.place(*index), value))
 
     def source(self, name: str) -> KernelSource:
@@ -295,37 +374,3 @@ class KernelBuilder:
         head = self.language.head(name, args, self._parameters.reports)
         text = "\n".join([f"{head} {{", *self._parameters.entry(), *self.text.lines, "}"]) + "\n"
         return KernelSource(name, text, args, self._parameters.reports, self._items)
-
-
-class _Epilogue:
-    """Pointwise operators on each element of a result, at the place where it is stored."""
-
-    def __init__(
-        self, call: OpCall, rest: Sequence[OpCall], stored: Collection[int] | None, rules: RuleTable, round_halves: bool
-    ) -> None:
-        self._made = call.outputs[0]
-        wanted = None if stored is None else set(stored)
-        lowering = Lowering(rest, rules, wanted, round_halves, given=self._made)
-        nest = lowering.run()
-        self.axes = nest.outer
-        self.stores = list(nest.stores)
-        if stored is not None and self._made.buffer in stored:
-            axes = iter(self.axes)
-            index = tuple(Index() if size == 1 else Index.of(next(axes)) for size in self._made.shape)
-            made = lowering.operand(self._made).at(index)
-            self.stores.insert(0, Store(self._made, offset_of(index, self._made.strides), made.expr, False))
-        self._labels = nest.labels
-        self.read = {node.payload.tensor for node in loads_of(*(store.value for store in self.stores))}
-
-    def write(self, text: Text, parameters: Parameters, language: CFamily, index: Sequence[str], value: str) -> None:
-        axes = iter(self.axes)
-        for part, size in zip(index, self._made.shape, strict=True):
-            if size != 1:
-                text.add(f"const {language.index_type} {next(axes).name} = {part};")
-        statements = Statements(language, parameters, self._labels)
-        statements.given = value
-        values = [store.value for store in self.stores]
-        text.add(*statements.place(values, [])[0])
-        for store in self.stores:
-            place = f"{parameters.pointer(store.tensor)}[{parameters.index(store.offset, statements.value)}]"
-            text.add(language.store(store.tensor.dtype.name, place, statements.value(store.value)))

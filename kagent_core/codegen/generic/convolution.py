@@ -99,7 +99,7 @@ def _over_windows(
 
     def store(place: Coordinates, channel: str, value: str) -> None:
         if bias is not None:
-            value = f"({k.compute_type(source.dtype)})({value} + {k.read(bias).at(channel)})"
+            value = k.converted(source.dtype, f"{value} + {k.read(bias).at(channel)}")
         k.store([place[0], channel, *place[1:]], value, number)
 
     made, read = out.shape[1] // window.groups, source.spec.shape[1] // window.groups

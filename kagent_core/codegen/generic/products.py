@@ -124,7 +124,7 @@ def _product(
 def _added(k: KernelBuilder, self: TensorSpec, beta: Number, alpha: Number) -> Callable[[Sequence[str], str], None]:
     """Return what stores ``beta * self + alpha * value``. With a `beta` of 0, `self` is not read: it may be NaN."""
     added = k.read(self)
-    dtype, kind = added.dtype, k.compute_type(added.dtype)
+    dtype = added.dtype
 
     def scaled(factor: Number, value: str) -> str:
         factor = factor if dtype in FLOATS else int(factor)
@@ -135,7 +135,7 @@ def _added(k: KernelBuilder, self: TensorSpec, beta: Number, alpha: Number) -> C
         if beta != 0:
             own = index[len(index) - len(self.shape) :]
             result = f"{result} + {scaled(beta, added.at(*own))}"
-        k.store(index, f"({kind})({result})")
+        k.store(index, k.converted(dtype, result))
 
     return store
 

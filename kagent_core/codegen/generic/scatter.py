@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
-from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, UNSIGNED
+from kagent_core.codegen.dtypes import FLOATS, HALVES
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.loops import Rows, greater, smaller
-from kagent_core.specs import OpCall, TensorSpec
+from kagent_core.codegen.numbers import fits
+from kagent_core.specs import TensorSpec
 
 CHUNK = 64
 """Elements of a row that one work-item sums up in a wider type at a time, in variables of its own."""
@@ -181,29 +182,13 @@ def _identity(k: KernelBuilder, reduce: str, dtype: str) -> str:
 # -- scatter
 
 
-def _unfit(call: OpCall) -> str | None:
-    """Return why a number cannot be stored in a tensor: eager PyTorch raises an error then."""
-    self, value = call.arguments["self"], call.arguments["value"]
-    dtype = self.dtype.name
-    if isinstance(value, complex):
-        return f"{call.name} has a complex number"
-    if dtype in INTEGERS:
-        low = 0 if dtype in UNSIGNED else -(2 ** (NBITS[dtype] - 1))
-        if not low <= value < low + 2 ** NBITS[dtype]:
-            return f"{call.name} has the number {value}, which {self.dtype} cannot hold"
-    limit = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}.get(dtype)
-    if limit is not None and limit < abs(value) < float("inf"):
-        return f"{call.name} has the number {value}, which {self.dtype} cannot hold"
-    return None
-
-
 @GENERIC.kernel("aten::scatter.src")
 def scatter_src(k: KernelBuilder, self: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec) -> None:
     """Write a tensor with elements of another at some places."""
     _scatter(k, self, dim, index, src)
 
 
-@GENERIC.kernel("aten::scatter.value", accepts=_unfit)
+@GENERIC.kernel("aten::scatter.value", accepts=fits("value"))
 def scatter_value(k: KernelBuilder, self: TensorSpec, dim: int, index: TensorSpec, value: Any) -> None:
     """Write a tensor with a number at some places."""
     _scatter(k, self, dim, index, value)
@@ -223,7 +208,7 @@ def scatter_src_reduce(
     _scatter(k, self, dim, index, src, _REDUCTIONS[reduce])
 
 
-@GENERIC.kernel("aten::scatter.value_reduce", accepts=_unfit)
+@GENERIC.kernel("aten::scatter.value_reduce", accepts=fits("value"))
 def scatter_value_reduce(
     k: KernelBuilder, self: TensorSpec, dim: int, index: TensorSpec, value: Any, reduce: str
 ) -> None:
@@ -315,7 +300,7 @@ def index_copy(k: KernelBuilder, self: TensorSpec, dim: int, index: TensorSpec, 
     _along(k, self, dim, index, _element(k, self, dim, source))
 
 
-@GENERIC.kernel("aten::index_fill.int_Scalar", accepts=_unfit)
+@GENERIC.kernel("aten::index_fill.int_Scalar", accepts=fits("value"))
 def index_fill(k: KernelBuilder, self: TensorSpec, dim: int, index: TensorSpec, value: Any) -> None:
     """Write a tensor with a number in some slices."""
     dtype = self.dtype.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from kagent_core.codegen.generic.builder import KernelBuilder
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbours along a space's last dimension, between two places of it."""
+    """Neighbours along a space's last dimension, between two places of it: at most `extent` of them."""
 
     k: KernelBuilder
     flat: str
@@ -21,6 +21,7 @@ class Segment:
     length: str
     coordinates: tuple[str, ...]
     along: int | None
+    extent: int
 
     @contextmanager
     def steps(self) -> Iterator[Sequence[str]]:
@@ -35,6 +36,43 @@ class Segment:
             here = self.coordinates[self.along]
             k.add(f"const {k.index_type} {self.flat} = {self.start} + {step}, {names[self.along]} = {here} + {step};")
             yield names
+
+    def vectors(self, width: int, write: Callable[[Sequence[str]], None]) -> None:
+        """Write loops over them in vectors of a width, and over those that are left one by one.
+
+        Parameters
+        ----------
+        width
+            Elements of a vector.
+        write
+            Writes the steps, in lanes or not, given their coordinates.
+
+        Raises
+        ------
+        NoLanesError
+            When they cannot be written in vectors.
+        """
+        k, names = self.k, list(self.coordinates)
+        plain = self.along is None or self.coordinates[self.along] == self.flat
+        step, first = (self.flat, self.first) if plain else (k.name("u"), "0")
+        if not plain and self.along is not None:
+            here, names[self.along] = names[self.along], k.name("c")
+        place = f"const {k.index_type} {self.flat} = {self.start} + {step}"
+        head = f"{k.index_type} {step} = {first}"
+        with k.block(f"for ({head}; {step} + {width} <= {self.length}; {step} += {width})"):
+            if not plain:
+                k.add(f"{place}, {names[self.along or 0]} = {here} + {step};")
+            with k.lanes(step, self.flat, *({names[self.along]} if self.along is not None else ())):
+                write(names)
+        begin = (
+            f"{self.length} / {width} * {width}"
+            if first == "0"
+            else f"{self.length} - ({self.length} - {first}) % {width}"
+        )
+        with k.loop(step, self.length, begin):
+            if not plain:
+                k.add(f"{place}, {names[self.along or 0]} = {here} + {step};")
+            write(names)
 
 
 @dataclass(frozen=True)
@@ -87,14 +125,14 @@ class Space:
         wide = self._wide
         if len(wide) <= 1:
             names = tuple(flat if n in wide else "0" for n in range(len(self.sizes)))
-            yield Segment(k, flat, first, first, end, names, wide[0] if wide else None)
+            yield Segment(k, flat, first, first, end, names, wide[0] if wide else None, self.extent)
             return
         start, length, last = k.name("s"), k.name("l"), wide[-1]
         with k.block(f"for ({k.index_type} {start} = {first}, {length}; {start} < {end}; {start} += {length})"):
             names = tuple(self.coordinates(k, start))
             left = f"({k.size(self.sizes[last])} - {names[last]})"
             k.add(f"{length} = {k.least(left, f'({end} - {start})')};")
-            yield Segment(k, flat, "0", start, length, names, last)
+            yield Segment(k, flat, "0", start, length, names, last, self.sizes[last])
 
     @property
     def _wide(self) -> list[int]:

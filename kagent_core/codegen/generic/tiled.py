@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kagent_core.codegen.dtypes import compute_dtype
+from kagent_core.codegen.dtypes import FLOATS, compute_dtype
 from kagent_core.codegen.generic.builder import KernelBuilder
-from kagent_core.codegen.generic.spaces import Space
+from kagent_core.codegen.generic.spaces import Segment, Space
+from kagent_core.codegen.vectors import Vectors
 
 Coordinates = Sequence[str]
 
@@ -106,9 +107,27 @@ def write_product(k: KernelBuilder, product: Product) -> None:
                 _multiply_rows(k, product, height, width)
         with k.loop("i", "i_end", "i_first"):
             row = rows.lines.coordinates(k, "i")
-            with columns.lines.segments(k, "j", "j_first", "j_end") as segment, segment.steps() as column:
-                value = f"total[(i - i_first) * {width} + j - j_first]"
-                product.store(row, column, value if total == kind else f"({kind}){value}")
+            with columns.lines.segments(k, "j", "j_first", "j_end") as segment:
+                _store_columns(k, product, segment, row, f"total[(i - i_first) * {width} + j - j_first]")
+
+
+def _store_columns(k: KernelBuilder, product: Product, segment: Segment, row: Coordinates, place: str) -> None:
+    """Write what stores some neighbouring columns of a row: in vectors, where what follows can be computed so."""
+    compute, total = compute_dtype(product.dtype), k.tiles.total_dtype(product.dtype)
+    kind, wide = k.language.value_type(compute), k.language.value_type(total)
+    vectors = k.vectors
+
+    def write(column: Coordinates) -> None:
+        value = place if wide == kind else f"({kind}){place}"
+        if k.in_lanes:
+            value = k.spelling.convert(k.spelling.load(total, f"&{place}"), wide, kind)
+        product.store(row, column, value)
+
+    has_lanes = vectors is not None and product.dtype in FLOATS and segment.extent >= vectors.width
+    if has_lanes and k.writes_lanes(lambda: segment.vectors(k.spelling.width, write)):
+        return
+    with segment.steps() as column:
+        write(column)
 
 
 def _copy_columns(k: KernelBuilder, columns: Operand, width: int) -> None:
@@ -162,7 +181,7 @@ def _multiply_rows(k: KernelBuilder, product: Product, height: int, width: int) 
         "p_end - p_first",
         value,
         lambda p, j: f"panel[{p} * {width} + {j}]",
-        lambda n, j, value: f"total[(i - i_first + {n}) * {width} + {j}] += {value};",
+        Sums(lambda n, j: f"total[(i - i_first + {n}) * {width} + {j}]", k.tiles.total_dtype(product.dtype)),
     )
 
 
@@ -190,6 +209,39 @@ def _copy_rows(k: KernelBuilder, product: Product, height: int) -> None:
             k.add(f"{place} = {rows.value(line, depth)};")
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Where the sums of a tile go.
+
+    Attributes
+    ----------
+    place
+        Given a row and a column, where its sum goes. Neighbouring columns are neighbours in memory.
+    dtype
+        Of what is there.
+    factor
+        What sums are multiplied with before they take the place of what is there; None where they are added to it.
+    """
+
+    place: Callable[[int, str], str]
+    dtype: str
+    factor: str | None = None
+
+    def write(self, k: KernelBuilder, n: int, column: str, value: str) -> None:
+        """Write the statement that takes one sum."""
+        place = self.place(n, column)
+        k.add(f"{place} += {value};" if self.factor is None else f"{place} = {value} * {self.factor};")
+
+    def write_vector(self, k: KernelBuilder, vectors: Vectors, n: int, column: str, value: str, kind: str) -> None:
+        """Write the statement that takes the sums of neighbouring columns, from one on."""
+        address = f"&{self.place(n, column)}"
+        if self.factor is not None:
+            k.add(vectors.store(self.dtype, address, f"{value} * {self.factor}"))
+            return
+        sums = vectors.convert(value, kind, k.language.value_type(self.dtype))
+        k.add(vectors.store(self.dtype, address, f"{vectors.load(self.dtype, address)} + {sums}"))
+
+
 def multiply_tile(
     k: KernelBuilder,
     dtype: str,
@@ -197,7 +249,7 @@ def multiply_tile(
     depth: str,
     row: Callable[[int, str], str],
     column: Callable[[str, str], str],
-    finish: Callable[[int, str, str], str],
+    sums: Sums,
 ) -> None:
     """Write the sums of a tile, which stay in registers while the loop over the depth runs.
 
@@ -212,23 +264,57 @@ def multiply_tile(
     row
         Value of a row at a depth.
     column
-        Value at a depth of a column.
-    finish
-        Given row, column and sum, the statement that takes the sum.
+        Value at a depth of a column, in the type that is computed in; neighbouring columns lie next to each other.
+    sums
+        What takes the sums.
     """
     kind, (height, width) = k.language.value_type(compute_dtype(dtype)), tile
-    sums, values = [k.name("sum") for _ in range(height)], [k.name("a") for _ in range(height)]
     k.claim(kind, height * width)
+    vectors = k.vectors
     with k.block(""):
-        for name in sums:
+        if vectors is not None and dtype in FLOATS and width % vectors.width == 0:
+            _multiply_vectors(k, vectors, compute_dtype(dtype), tile, depth, row, column, sums)
+            return
+        names, values = [k.name("sum") for _ in range(height)], [k.name("a") for _ in range(height)]
+        for name in names:
             k.add(f"{kind} {name}[{width}] = {{0}};")
         with k.loop("d", depth):
             for n, name in enumerate(values):
                 k.add(f"const {kind} {name} = {row(n, 'd')};")
             with k.loop("e", width, simd=True):
                 k.add(f"const {kind} b = {column('d', 'e')};")
-                for total, name in zip(sums, values, strict=True):
+                for total, name in zip(names, values, strict=True):
                     k.add(f"{total}[e] = {k.language.multiply_add(name, 'b', f'{total}[e]', dtype)};")
         with k.loop("e", width, simd=True):
-            for n, total in enumerate(sums):
-                k.add(finish(n, "e", f"{total}[e]"))
+            for n, total in enumerate(names):
+                sums.write(k, n, "e", f"{total}[e]")
+
+
+def _multiply_vectors(
+    k: KernelBuilder,
+    vectors: Vectors,
+    dtype: str,
+    tile: tuple[int, int],
+    depth: str,
+    row: Callable[[int, str], str],
+    column: Callable[[str, str], str],
+    sums: Sums,
+) -> None:
+    """Write the sums of a tile, some neighbouring columns to a vector."""
+    (height, width), kind, short = tile, vectors.kind(dtype), k.language.value_type(dtype)
+    firsts = [str(first) for first in range(0, width, vectors.width)]
+    totals = [[k.name("sum") for _ in firsts] for _ in range(height)]
+    for names in totals:
+        k.add(*(f"{kind} {name} = ({kind})(0);" for name in names))
+    with k.loop("d", depth):
+        columns = [k.name("b") for _ in firsts]
+        for name, first in zip(columns, firsts, strict=True):
+            k.add(f"const {kind} {name} = {vectors.load(dtype, '&' + column('d', first))};")
+        for n, names in enumerate(totals):
+            value = k.name("a")
+            k.add(f"const {kind} {value} = ({kind})({row(n, 'd')});")
+            for total, name in zip(names, columns, strict=True):
+                k.add(f"{total} = {vectors.multiply_add(value, name, total, dtype)};")
+    for n, names in enumerate(totals):
+        for total, first in zip(names, firsts, strict=True):
+            sums.write_vector(k, vectors, n, first, total, short)

@@ -31,7 +31,6 @@ class ItemElements(OnItems):
     def _write_vectors(self, outer: Sequence[Axis], lane: Axis) -> None:
         """Write items that each compute a piece of a line."""
         assert isinstance(self.language, WorkItemLanguage)
-        values = [store.value for store in self.nest.stores]
         piece = self.width * self.language.vectors_per_item
         pieces = -(-lane.extent // piece)
         loops = [(axis.name, self.size(axis), axis.extent) for axis in outer]

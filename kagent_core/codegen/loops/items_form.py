@@ -1,4 +1,4 @@
-"""What forms of work-items have in common: independent loops are items, and vectors are written out where there are any.
+"""What forms of work-items have in common: independent loops are items, and vectors are spelled out.
 
 A line of elements along a lane is computed vector by vector, and what is left at its end one by one.
 """
@@ -14,7 +14,6 @@ from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
 from kagent_core.codegen.loops.form import Form
 from kagent_core.codegen.loops.items_lanes import LaneStatements, vectors_of
-from kagent_core.codegen.text import bare
 from kagent_core.codegen.vectors import in_lanes, neighbours
 
 
@@ -83,11 +82,4 @@ class OnItems(Form):
 
     def store(self, store: Store) -> None:
         """Write the statement of a store."""
-        lane = self.statements.lane
-        if lane is None or lane not in store.offset.axes:
-            super().store(store)
-            return
-        place = self.parameters.index(store.offset, self.statements.value)
-        address = f"{self.parameters.pointer(store.tensor)} + {place}"
-        values = self.statements.vector(store.value)
-        self.text.add(self.statements.spelling.store(store.tensor.dtype.name, address, bare(values)))
+        self.text.add(self.statements.stored(store))

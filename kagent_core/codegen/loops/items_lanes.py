@@ -10,6 +10,7 @@ from kagent_core.codegen.c_family import INFIX, CFamily
 from kagent_core.codegen.dtypes import NBITS, compute_dtype
 from kagent_core.codegen.expressions import Expr, Load
 from kagent_core.codegen.indices import Axis
+from kagent_core.codegen.kernel import Store
 from kagent_core.codegen.loops.reductions import EXTREMES, OPENMP, Accumulator
 from kagent_core.codegen.text import bare
 from kagent_core.codegen.vectors import Vectors, neighbours
@@ -69,6 +70,14 @@ class LaneStatements(Statements):
         """Return the address of an element."""
         return f"{self._parameters.pointer(load.tensor)} + {self._parameters.index(load.offset, self.value)}"
 
+    def stored(self, store: Store) -> str:
+        """Return the statement of a store."""
+        load, dtype = Load(store.tensor, store.offset), store.tensor.dtype.name
+        if self._lane is None or self._lane not in store.offset.axes:
+            pointer, place = self._parameters.pointer(load.tensor), self._parameters.index(load.offset, self.value)
+            return self._language.store(dtype, f"{pointer}[{place}]", self.value(store.value))
+        return self.spelling.store(dtype, self.address(load), self.vector(store.value))
+
     # -- inside
 
     def _declare(self, node: Expr, label: str | None, lines: list[str]) -> None:
@@ -86,6 +95,8 @@ class LaneStatements(Statements):
             return super()._text(node)
         if node.op == "load":
             return self._loaded(node)
+        if node.op == "given":
+            return self.given or ""
         if node.op == "index":
             return self._counted(node)
         if node.op == "cast":

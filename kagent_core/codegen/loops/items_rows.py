@@ -85,7 +85,8 @@ class ItemRows(OnItems, Rows):
         loops = [(axis.name, self.size(axis), axis.extent) for axis in outer]
         self.language.open_items(self.text, [*loops, (name, self.parameters.size(count), count)], 1)
         place = name if step == 1 else f"{name} * {step}"
-        self.text.add(f"const {self.language.index_type} {lane.name} = {place if first == '0' else f'{first} + {place}'};")
+        place = place if first == "0" else f"{first} + {place}"
+        self.text.add(f"const {self.language.index_type} {lane.name} = {place};")
 
     def accumulators(self, nodes: Sequence[Expr], cut: tuple[int, int] | None) -> list[Accumulator]:
         """Return a running value for each reduction of a pass: of columns, one in each lane."""

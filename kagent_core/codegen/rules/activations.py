@@ -7,6 +7,7 @@ from typing import Any
 
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.lowering import Lowering
+from kagent_core.codegen.numbers import fits
 from kagent_core.codegen.rules.core import RULES
 from kagent_core.codegen.table import LoweringKind
 
@@ -33,7 +34,7 @@ def relu6(self: Element) -> Element:
     return self.op("max", 0).op("min", 6)
 
 
-@pointwise("aten::threshold", unrounded=("threshold", "value"))
+@pointwise("aten::threshold", unrounded=("threshold", "value"), accepts=fits("value"))
 def threshold(self: Element, threshold: Element, value: Element) -> Element:
     return (self <= threshold).where(value, self)
 
@@ -75,7 +76,7 @@ def prelu_backward(k: Lowering, grad_output: Operand, self: Operand, weight: Ope
     return of_self, of_weight
 
 
-@pointwise("aten::hardtanh")
+@pointwise("aten::hardtanh", accepts=fits("min_val", "max_val"))
 def hardtanh(self: Element, min_val: Element, max_val: Element) -> Element:
     return self.op("max", min_val).op("min", max_val)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kagent_core.codegen.elements import Element, Indices, Number
 from kagent_core.codegen.lowering import Lowering
+from kagent_core.codegen.numbers import fits
 from kagent_core.codegen.rules.core import RULES
 from kagent_core.codegen.table import LoweringKind
 
@@ -14,7 +15,7 @@ pointwise, indexed = RULES.pointwise, RULES.indexed
 At = Callable[[Indices], Element]
 
 
-@pointwise("aten::full", "aten::full_like")
+@pointwise("aten::full", "aten::full_like", accepts=fits("fill_value"))
 def full(fill_value: Element, **options: Any) -> Element:
     return fill_value
 
@@ -29,12 +30,12 @@ def ones(**options: Any) -> bool:
     return True
 
 
-@pointwise("aten::scalar_tensor")
+@pointwise("aten::scalar_tensor", accepts=fits("s"))
 def scalar_tensor(s: Element, **options: Any) -> Element:
     return s
 
 
-@pointwise("aten::fill.Scalar", "aten::fill.Tensor", "aten::fill_.Scalar", "aten::fill_.Tensor")
+@pointwise("aten::fill.Scalar", "aten::fill.Tensor", "aten::fill_.Scalar", "aten::fill_.Tensor", accepts=fits("value"))
 def fill(self: Element, value: Element) -> Element:
     return value
 
@@ -42,7 +43,7 @@ def fill(self: Element, value: Element) -> Element:
 # the tensor that these are called on tells the type and is not read: its shape may be any
 
 
-@indexed("aten::new_full", kind=LoweringKind.GATHER)
+@indexed("aten::new_full", kind=LoweringKind.GATHER, accepts=fits("fill_value"))
 def new_full(k: Lowering, self: Any, fill_value: Number, **options: Any) -> At:
     return lambda index: k.constant(fill_value, _constant_type(fill_value))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index
 from kagent_core.codegen.lowering import Lowering
+from kagent_core.codegen.numbers import fits
 from kagent_core.codegen.rules.places import At, all_of, between, clamped, gathering, padded
 
 
@@ -18,7 +19,7 @@ def _before(ndim: int, pad: Sequence[int]) -> list[int]:
     return before
 
 
-@gathering("aten::constant_pad_nd")
+@gathering("aten::constant_pad_nd", accepts=fits("value"))
 def constant_pad_nd(k: Lowering, self: Operand, pad: Sequence[int], value: float) -> At:
     before = _before(len(self.shape), pad)
 

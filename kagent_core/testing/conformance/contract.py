@@ -81,6 +81,33 @@ def its_optional_parts_are_what_they_say(device: str) -> str:
         return f"{runtime.streams} streams, {'host' if runtime.host_memory else 'device'} memory"
 
 
+@checks.add("device", nbytes=(64, 4099))
+def host_memory_in_place(device: str, nbytes: int) -> str:
+    """Where the runtime imports host memory: both sides see what the other writes, and freeing it leaves it alone."""
+    with opened(device) as opening:
+        runtime = opening.runtime
+        if not runtime.imports_host:
+            return "not offered"
+        host = torch.zeros(nbytes + 4096, dtype=torch.uint8)
+        address = -(-host.data_ptr() // 4096) * 4096
+        memory = host[address - host.data_ptr() :][:nbytes]
+        with opening.lock:
+            buffer = runtime.import_host(address, nbytes)
+        if buffer is None:
+            return "declined"
+        memory.copy_(torch.frombuffer(bytearray(noise(nbytes)), dtype=torch.uint8))
+        assert_bytes(opening.read(buffer, 0, nbytes), noise(nbytes), "what the host wrote into memory that is imported")
+        opening.write(buffer, 3, b"\x01\x02\x03")
+        with opening.lock:
+            runtime.synchronize()
+        assert bytes(memory[3:6].tolist()) == b"\x01\x02\x03", "the host does not see what was written in place"
+        with opening.lock:
+            runtime.free(buffer)
+        expected = noise(nbytes)[:3] + b"\x01\x02\x03" + noise(nbytes)[6:]
+        assert_bytes(bytes(memory.tolist()), expected, "host memory after the buffer on it was freed")
+        return "in place"
+
+
 # -- memory
 
 

@@ -34,8 +34,13 @@ METHODS = (
     "launch_on",
     "record_event",
     "wait_event",
+    "prepare",
+    "import_host",
 )
 """What the core calls of a runtime while programs are built and run."""
+
+PREPARED = "a prepared launch"
+"""Counts, and fails, what `Runtime.prepare` returned, each time that it is called."""
 
 GUARD_NBYTES = 256
 GUARD = b"\x5c" * GUARD_NBYTES
@@ -105,16 +110,30 @@ class Watch:
             vars(self._runtime).pop(method, None)
 
     def _call(self, method: str, *args: Any) -> Any:
-        self.calls[method] += 1
-        if self._failing == (method, self.calls[method]):
-            self._failing = None
-            raise InjectedFaultError(f"injected fault in call {self.calls[method]} of {method}")
+        self._count(method)
         if method == "allocate":
             return self._allocate(*args)
+        if method == "prepare":
+            start = self._original[method](*args)
+            return None if start is None else functools.partial(self._start, start)
+        if method == "import_host":
+            imported = self._original[method](*args)
+            self.live += imported is not None
+            return imported
         if method == "free":
             self._guarded = [(buffer, nbytes) for buffer, nbytes in self._guarded if buffer is not args[0]]
             self.live -= 1
         return self._original[method](*args)
+
+    def _count(self, method: str) -> None:
+        self.calls[method] += 1
+        if self._failing == (method, self.calls[method]):
+            self._failing = None
+            raise InjectedFaultError(f"injected fault in call {self.calls[method]} of {method}")
+
+    def _start(self, start: Callable[[], object]) -> object:
+        self._count(PREPARED)
+        return start()
 
     def _allocate(self, nbytes: int) -> Any:
         buffer = self._original["allocate"](nbytes + GUARD_NBYTES if self._guards else nbytes)
@@ -241,6 +260,10 @@ def opened(device: str, *, watch: bool = False, guards: bool = False, **options:
         try:
             executor = session.executor_for(session.target.device)
             watched = door.watches[0] if door.watches else None
+            if watched is not None:  # what the runtime keeps for itself, such as for waiting, is no plan's
+                with executor.lock:
+                    executor.opened.runtime.synchronize()
+                watched.live = 0
             yield Opened(session, executor.opened, executor.lock, door.fallbacks, watched)
         finally:
             close_session(session)

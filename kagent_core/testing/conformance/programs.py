@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kagent_core.testing.compare import copy_arguments
+from kagent_core.testing.compare import copy_arguments, telling_strides
 
 Tensor = torch.Tensor
 Step = Callable[[Sequence[Tensor], int, int, int], Tensor]
@@ -214,20 +214,40 @@ def run_program(program: Program, arguments: Sequence[Tensor]) -> list[Tensor]:
 
 
 def valid_steps(arguments: Sequence[Tensor], program: Program) -> Program:
-    """Return the steps that eager PyTorch takes. After one that it refuses, which may have written, all is run anew."""
-    tensors, valid = run_program([], copy_arguments(arguments)), Program()
+    """Return the steps that eager PyTorch takes, and whose results its meta kernels lay out as its real ones do.
+
+    Strides that come from dimensions of size 1 make the two differ at times; capture knows what meta kernels say.
+    """
+    valid = Program()
+    tensors, metas = _fresh(arguments, valid)
     for step in program:
-        name, *choices = step
-        try:
-            made = STEPS[name](tensors, *choices)
-        except (RuntimeError, IndexError, TypeError, ZeroDivisionError, NotImplementedError):
-            made = None
-        if made is not None and made.numel() <= LARGEST:
+        made, meta = _tried(step, tensors), _tried(step, metas)
+        fits = made is not None and made.numel() <= LARGEST
+        if made is not None and fits and (meta is None or telling_strides(meta) == telling_strides(made)):
             tensors.append(made)
+            metas.append(made if meta is None else meta)
             valid.append(step)
-        else:
-            tensors = run_program(valid, copy_arguments(arguments))
+        else:  # a step that is refused may have written
+            tensors, metas = _fresh(arguments, valid)
     return valid
+
+
+def _fresh(arguments: Sequence[Tensor], program: Program) -> tuple[list[Tensor], list[Tensor]]:
+    """Run steps that are valid, on real tensors and on tensors without memory."""
+    tensors = run_program(program, copy_arguments(arguments))
+    metas = [argument.to("meta").as_strided(argument.shape, argument.stride()) for argument in arguments]
+    for step, tensor in zip(program, tensors[len(arguments) :], strict=True):
+        meta = _tried(step, metas)
+        metas.append(tensor if meta is None else meta)
+    return tensors, metas
+
+
+def _tried(step: tuple[str, int, int, int], tensors: Sequence[Tensor]) -> Tensor | None:
+    name, *choices = step
+    try:
+        return STEPS[name](tensors, *choices)
+    except (RuntimeError, IndexError, TypeError, ZeroDivisionError, NotImplementedError):
+        return None
 
 
 def random_program(seed: int) -> tuple[list[Tensor], Program]:

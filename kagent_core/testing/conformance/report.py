@@ -79,8 +79,8 @@ class Counts:
 
     @property
     def flawless(self) -> bool:
-        """Whether something passed, and nothing failed, expected or not."""
-        return self.right > 0 and self.failed == self.expected == self.unexpected == 0
+        """Whether something passed, and nothing failed but what the plugin's list says, with reasons."""
+        return self.right > 0 and self.failed == self.unexpected == 0
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Report:
 
     @property
     def level(self) -> int | None:
-        """The highest level that the device has: it and all before it were run whole, and nothing of them failed."""
+        """The highest level that the device has: it and all before it were run whole, and are flawless."""
         reached = None
         for level in range(len(LEVELS)):
             if self.only is not None or level not in self.levels or not self.counts(level).flawless:
