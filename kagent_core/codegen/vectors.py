@@ -6,7 +6,7 @@ elements are 0 or -1, so that they choose between vectors of every type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from kagent_core.codegen.c_family import FLOAT_FUNCTIONS, FUSED_MULTIPLY_ADD, IN
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, SUPPORTED, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
+from kagent_core.codegen.primitives import PRIMITIVES
 from kagent_core.codegen.text import bare
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Vectors:
     names: Mapping[str, str] = NAMES
     """Names of the element types in the names of vectors."""
 
+    by_lane: Collection[str] = ()
+    """Functions that are computed lane by lane, since the language's own of vectors are not as exact as those of single
+    values."""
+
     def __init__(self, language: WorkItemLanguage) -> None:
         self.language = language
         self.width = language.vector_width
@@ -100,6 +105,8 @@ class Vectors:
             if short in _LANE_ORDERS:
                 prefix = "f" if short.startswith("f") else ""
                 lines += [self._lanes(kind, short, f"{prefix}{kind}({{0}}, {{1}})") for kind in ("max", "min")]
+        for short, dtype in (("f32", "float32"), ("f64", "float64")):
+            lines += [self._of_each_lane(name, short, dtype) for name in self.by_lane if short in self.language.types]
         lines += [self._lanes("or", "i32", "{0} | {1}"), self._lanes("and", "i32", "{0} & {1}")]
         return "\n".join([*lines, ""])
 
@@ -114,6 +121,15 @@ class Vectors:
         last = combined.format(f"{vector}.lo", f"{vector}.hi")
         head = f"INLINE {short} {kind}_lanes_{short}({self.named(short)} x)"
         return f"{head} {{ {' '.join([*steps, f'return {last};'])} }}"
+
+    def _of_each_lane(self, function: str, short: str, dtype: str) -> str:
+        """Return a function of vectors that is computed lane by lane."""
+        [arity] = {PRIMITIVES[name].arity for name, other in FLOAT_FUNCTIONS.items() if other == function}
+        vectors, kind = "xyz"[:arity], self.named(short)
+        name = self.language.function(function, dtype)
+        lanes = [f"{name}({', '.join(f'{one}.s{lane:x}' for one in vectors)})" for lane in range(self.width)]
+        taken = ", ".join(f"{kind} {one}" for one in vectors)
+        return f"INLINE {kind} {function}_by_lane_{kind}({taken}) {{ return ({kind})({', '.join(lanes)}); }}"
 
     def over_lanes(self, kind: str, short: str, vector: str) -> str:
         """Return what the lanes of a vector make together, always in the same order.
@@ -214,7 +230,10 @@ class Vectors:
             text = f"({args[0]} {INFIX[node.op]} {args[1]})"
             return self.mask(text, dtype) if node.op in COMPARISONS else text
         passed = ", ".join(bare(arg) for arg in args)
-        return f"{self.language.function(FLOAT_FUNCTIONS[node.op], compute_dtype(dtype))}({passed})"
+        function = FLOAT_FUNCTIONS[node.op]
+        if function in self.by_lane:
+            return f"{function}_by_lane_{self.kind(dtype)}({passed})"
+        return f"{self.language.function(function, compute_dtype(dtype))}({passed})"
 
     def _p_select(self, dtype: str, args: list[str]) -> str:
         return self.choose(args[0], args[1], args[2], dtype)
@@ -293,6 +312,8 @@ def sums_lanes(node: Expr) -> bool:
 
 
 def _has_lanes(node: Expr, lane: Axis) -> bool:
+    if node.op == "reduce" and node.dtype == "bool" and node.payload.kind not in ("any", "all"):
+        return False  # masks are no numbers
     if node.dtype not in SUPPORTED or any(arg.dtype not in SUPPORTED for arg in node.args):
         return False
     if node.op == "load":

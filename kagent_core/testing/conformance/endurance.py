@@ -178,30 +178,37 @@ def threads_with_programs_of_their_own(device: str, full: bool) -> Ran:
 def a_fault_of(device: str, method: str, full: bool) -> Ran:
     """Each call of a method fails once: a typed error that names an operator, and the next call is right."""
     with opened(device, watch=True) as opening:
-        watch = opening.watched
         points = calls_of(opening, method)
-        if not points:
-            raise CannotRunError(f"the core never calls {method} of this device while a program is built and run")
-        for nth in range(1, (points if full else min(points, 12)) + 1):
-            compiled = opening.compile(program, *inputs(0))
-            watch.fail(method, nth)
-            try:
-                run_twice(compiled)
-            except KagentError as error:
-                told = str(error)
-                assert "aten::" in told, f"the error for {method} call {nth} names no operator: {told}"
-                assert "injected fault" in told, f"the error for {method} call {nth} does not say what failed: {told}"
-            except InjectedFaultError as error:
-                raise AssertionError(f"the fault in {method} call {nth} came out raw, not as a KagentError") from error
-            else:
-                assert not watch.disarm(), f"call {nth} of {method} never came, though it did before"
-                raise AssertionError(f"the fault in {method} call {nth} was told to nobody")
-            finally:
-                watch.disarm()
-            run_twice(compiled)
-            give_up(compiled)
-            assert watch.live == 0, f"{watch.live} buffers are lost after the fault in {method} call {nth}"
-        return opening.ran(f"{min(points, points if full else 12)} points")
+    if not points:
+        raise CannotRunError(f"the core never calls {method} of this device while a program is built and run")
+    points = points if full else min(points, 12)
+    for nth in range(1, points + 1):
+        with opened(device, watch=True) as opening:  # anew: what is loaded once stays loaded
+            one_fault(opening, method, nth)
+    return opening.ran(f"{points} points")
+
+
+def one_fault(opening: Opened, method: str, nth: int) -> None:
+    """Let one call of a method fail, and run once more."""
+    watch = opening.watched
+    compiled = opening.compile(program, *inputs(0))
+    watch.fail(method, nth)
+    try:
+        run_twice(compiled)
+    except KagentError as error:
+        told = str(error)
+        assert "aten::" in told, f"the error for {method} call {nth} names no operator: {told}"
+        assert "injected fault" in told, f"the error for {method} call {nth} does not say what failed: {told}"
+    except InjectedFaultError as error:
+        raise AssertionError(f"the fault in {method} call {nth} came out raw, not as a KagentError") from error
+    else:
+        assert not watch.disarm(), f"call {nth} of {method} never came, though it did before"
+        raise AssertionError(f"the fault in {method} call {nth} was told to nobody")
+    finally:
+        watch.disarm()
+    run_twice(compiled)
+    give_up(compiled)
+    assert watch.live == 0, f"{watch.live} buffers are lost after the fault in {method} call {nth}"
 
 
 # -- helpers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +35,7 @@ def run(device: str, function: Function, *args: Any) -> list[torch.Tensor]:
 def check(device: str, function: Function, *args: Any) -> None:
     """Compare with eager PyTorch."""
     wanted = function(*args)
-    for got, want in zip(
-        run(device, function, *args), wanted if isinstance(wanted, tuple) else (wanted,), strict=True
-    ):
+    for got, want in zip(run(device, function, *args), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         torch.testing.assert_close(got, want, equal_nan=True)
 
 
@@ -58,7 +57,9 @@ def width(device: str) -> int:
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return numbers of a type: floats with special ones among them, where there is room."""
     if not dtype.is_floating_point:
-        return torch.randint(0 if dtype in (torch.bool, torch.uint8) else -9, 2 if dtype == torch.bool else 9, shape).to(dtype)
+        return torch.randint(
+            0 if dtype in (torch.bool, torch.uint8) else -9, 2 if dtype == torch.bool else 9, shape
+        ).to(dtype)
     made = torch.randn(shape).to(dtype)
     if made.numel() >= 100:
         made.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL).to(dtype)
@@ -73,6 +74,10 @@ def sizes(width: int) -> Sequence[int]:
 # -- elements
 
 
+def finite(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
 def gelu_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return aten.gelu(x) * 2 + y
 
@@ -80,7 +85,8 @@ def gelu_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_elements_of_every_length(device: str, width: int, dtype: torch.dtype) -> None:
     for size in sizes(width):
-        check(device, gelu_add, numbers(size, dtype=dtype), numbers(size, dtype=dtype))
+        # eager's gelu of infinity is NaN, or not, by the length
+        check(device, gelu_add, finite(size, dtype=dtype), numbers(size, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
@@ -131,12 +137,15 @@ def test_functions_of_floats(device: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_functions_of_two_floats(device: str, dtype: torch.dtype) -> None:
-    names = ("maximum", "minimum", "fmax", "fmin", "pow", "atan2", "hypot", "copysign", "fmod", "div", "eq", "lt")
+    names = ("maximum", "minimum", "fmax", "fmin", "pow", "atan2", "hypot", "copysign", "div", "eq", "lt")
 
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         return tuple(getattr(aten, name)(x, y) for name in names)
 
-    check(device, function, numbers(1001, dtype=dtype), numbers(1001, dtype=dtype).flip(0))
+    x, y = numbers(1001, dtype=dtype), numbers(1001, dtype=dtype).flip(0)
+    check(device, function, x, y)
+    # eager's remainders of vectors are NaN where the quotient has more digits than the type
+    check(device, aten.fmod, x.clamp(-100, 100), y.clamp(-100, 100))
 
 
 def test_extremes_with_a_number_keep_nan(device: str) -> None:
@@ -228,14 +237,18 @@ def test_reductions_of_nan_and_infinity(device: str, name: str, dim: int) -> Non
 def test_sums_are_as_accurate_as_eagers(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.randn(shape).add(0.5).to(dtype)
     for dims in ([0], [-1], list(range(len(shape)))):
-        check_sums(device, lambda x: aten.sum.dim_IntList(x, dims), x)
+        check_sums(device, functools.partial(aten.sum.dim_IntList, dim=dims), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.uint8])
 def test_sums_and_extremes_of_integers(device: str, dtype: torch.dtype) -> None:
     x = numbers(37, 69, dtype=dtype)
+
+    def function(x: torch.Tensor, dim: int) -> Any:
+        return x.sum(dim), x.amax(dim), x.amin(dim), x.any(dim), x.all(dim)
+
     for dim in (0, 1):
-        check(device, lambda x: (x.sum(dim), x.amax(dim), x.amin(dim), x.any(dim), x.all(dim)), x)
+        check(device, functools.partial(function, dim=dim), x)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -266,14 +279,16 @@ def test_products_with_an_epilogue(device: str, m: int, n: int, depth: int, dtyp
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("stride", "transposed"), [(1, False), (2, False), (2, True)])
 def test_convolutions_with_an_epilogue(device: str, stride: int, transposed: bool, last: bool) -> None:
-    x, weight, bias = torch.randn(2, 6, 19, 37), torch.randn(*((6, 20) if transposed else (20, 6)), 3, 3), torch.randn(20)
+    x, weight, bias = (
+        torch.randn(2, 6, 19, 37),
+        torch.randn(*((6, 20) if transposed else (20, 6)), 3, 3),
+        torch.randn(20),
+    )
     if last:
         x = x.to(memory_format=torch.channels_last)
 
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return aten.relu(
-            aten.convolution(x, weight, bias, [stride] * 2, [1, 1], [1, 1], transposed, [0, 0], 1)
-        )
+        return aten.relu(aten.convolution(x, weight, bias, [stride] * 2, [1, 1], [1, 1], transposed, [0, 0], 1))
 
     exact = function(x.double(), weight.double(), bias.double())
     [got] = run(device, function, x, weight, bias)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Self
 
 from kagent_core.codegen.work_items import C_TYPES, WorkItemLanguage
+from kagent_core.codegen.vectors import Vectors
 from kagent_core.specs import DeviceInfo
 
 _TYPES: Mapping[str, str] = MappingProxyType(
@@ -21,6 +22,13 @@ _PRELUDE = """
 """
 
 _CPU_VECTORS_PER_ITEM = 64
+"""Vectors that one work-item computes where it is a loop of a processor's."""
+
+
+class PoclVectors(Vectors):
+    """Vectors on PoCL, where lanes of some functions are wrong beside a lane with a large or special operand."""
+
+    by_lane = ("sin", "cos", "tan", "fmod")
 
 
 class OpenClLanguage(WorkItemLanguage):
@@ -48,4 +56,6 @@ class OpenClLanguage(WorkItemLanguage):
         language.vector_width = preferred if preferred in (2, 4, 8, 16) else 0
         if device.type & pyopencl.device_type.CPU:
             language.vectors_per_item = _CPU_VECTORS_PER_ITEM
+        if "PoCL" in device.version:
+            language.vector_spelling = PoclVectors
         return language
