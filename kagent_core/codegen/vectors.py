@@ -230,10 +230,11 @@ class Vectors:
             text = f"({args[0]} {INFIX[node.op]} {args[1]})"
             return self.mask(text, dtype) if node.op in COMPARISONS else text
         passed = ", ".join(bare(arg) for arg in args)
-        function = FLOAT_FUNCTIONS[node.op]
-        if function in self.by_lane:
-            return f"{function}_by_lane_{self.kind(dtype)}({passed})"
-        return f"{self.language.function(function, compute_dtype(dtype))}({passed})"
+        return f"{self.function(FLOAT_FUNCTIONS[node.op], compute_dtype(dtype))}({passed})"
+
+    def function(self, name: str, dtype: str) -> str:
+        """Return the language's name of a function of vectors of floats, given C's name of it."""
+        return f"{name}_by_lane_{self.kind(dtype)}" if name in self.by_lane else self.language.function(name, dtype)
 
     def _p_select(self, dtype: str, args: list[str]) -> str:
         return self.choose(args[0], args[1], args[2], dtype)

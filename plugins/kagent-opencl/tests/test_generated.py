@@ -145,7 +145,15 @@ def test_functions_of_two_floats(device: str, dtype: torch.dtype) -> None:
     x, y = numbers(1001, dtype=dtype), numbers(1001, dtype=dtype).flip(0)
     check(device, function, x, y)
     # eager's remainders of vectors are NaN where the quotient has more digits than the type
-    check(device, aten.fmod, x.clamp(-100, 100), y.clamp(-100, 100))
+    check(device, aten.fmod, x.clamp(-100, 100), y.sign() * y.abs().clamp(0.001, 100))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lanes_do_not_depend_on_their_neighbours(device: str, dtype: torch.dtype) -> None:
+    x = torch.randn(1000, dtype=dtype)
+    x[::5] = torch.randn(200, dtype=dtype).mul(20).exp()
+    x[3::7] = 1e-30
+    check(device, lambda x: (x.sin(), x.cos(), x.tan(), aten.fmod(x.clamp(-100, 100), x.flip(0) + 0.5)), x)
 
 
 def test_extremes_with_a_number_keep_nan(device: str) -> None:

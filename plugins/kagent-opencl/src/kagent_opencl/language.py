@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Self
 
-from kagent_core.codegen.work_items import C_TYPES, WorkItemLanguage
 from kagent_core.codegen.vectors import Vectors
+from kagent_core.codegen.work_items import C_TYPES, WorkItemLanguage
 from kagent_core.specs import DeviceInfo
 
 _TYPES: Mapping[str, str] = MappingProxyType(
@@ -21,6 +21,22 @@ _PRELUDE = """
 #define fmaf fma
 """
 
+_ERF = """
+/* erf as a quotient of polynomials in x * x, good to 3 units in the last place */
+INLINE f32xW erf_f32xW(f32xW x) {
+    f32xW t = x * x;
+    f32xW p = (f32xW)(2.0459649e-06f);
+    p = mad_f32xW(t, p, (f32xW)(0.00028483616f)); p = mad_f32xW(t, p, (f32xW)(0.0037724718f));
+    p = mad_f32xW(t, p, (f32xW)(0.052769057f)); p = mad_f32xW(t, p, (f32xW)(0.19059269f));
+    p = mad_f32xW(t, p, (f32xW)(1.1283791f));
+    f32xW q = (f32xW)(3.8046739e-05f);
+    q = mad_f32xW(t, q, (f32xW)(0.0011638279f)); q = mad_f32xW(t, q, (f32xW)(0.014983052f));
+    q = mad_f32xW(t, q, (f32xW)(0.11418219f)); q = mad_f32xW(t, q, (f32xW)(0.50224113f));
+    q = mad_f32xW(t, q, (f32xW)(1.0f));
+    return select(x * p / q, copysign((f32xW)(1.0f), x), fabs(x) > 3.92f); /* exactly 1, as gelu needs it */
+}
+"""
+
 _CPU_VECTORS_PER_ITEM = 64
 """Vectors that one work-item computes where it is a loop of a processor's."""
 
@@ -29,6 +45,15 @@ class PoclVectors(Vectors):
     """Vectors on PoCL, where lanes of some functions are wrong beside a lane with a large or special operand."""
 
     by_lane = ("sin", "cos", "tan", "fmod")
+
+    def preamble(self) -> str:
+        """Return what the core needs, and an error function that takes a fraction of PoCL's time."""
+        return super().preamble() + _ERF.replace("xW", f"x{self.width}")
+
+    def function(self, name: str, dtype: str) -> str:
+        """Return the name of a function of vectors."""
+        own = (name, dtype) == ("erf", "float32")
+        return f"erf_{self.kind(dtype)}" if own else super().function(name, dtype)
 
 
 class OpenClLanguage(WorkItemLanguage):
