@@ -78,6 +78,8 @@ class OpenClLanguage(WorkItemLanguage):
         device = device_of(info)
         language = cls()
         preferred = device.preferred_vector_width_float
+        if "PoCL 3.0" in device.platform.version:
+            preferred = min(preferred, 8)  # vectors of 16 end the process there
         language.vector_width = preferred if preferred in (2, 4, 8, 16) else 0
         if device.type & pyopencl.device_type.CPU:
             language.vectors_per_item = _CPU_VECTORS_PER_ITEM
