@@ -31,6 +31,7 @@ demo: $(READY) ## semantic search with a real model that runs through kagent
 	@$(BIN)/kagent demo $(ARGS)
 
 test: $(READY) ## run all tests
+	@$(install_opencl)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(ARGS)
 
 nightly: $(READY) ## compare 2000 random programs with eager PyTorch, other ones each time
@@ -81,6 +82,17 @@ $(READY): constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 		$(INSTALL) --no-build-isolation --editable './plugins/kagent-cpu[compiler]'; }
 	@touch $@
 	@echo "setup: done"
+
+# PoCL runs OpenCL on the CPU, for the tests of kagent-opencl. That of PyPI knows too few processors.
+define install_opencl
+ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || { \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "test: installing PoCL, an OpenCL driver for the CPU"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pocl-opencl-icd; } >/dev/null || true; \
+	else \
+		echo "test: there is no OpenCL driver; for the tests of kagent-opencl: sudo apt-get install pocl-opencl-icd"; \
+	fi; }
+endef
 
 # Debian and Ubuntu keep ensurepip, which venv needs, in a package of its own
 define check_python

@@ -47,9 +47,10 @@ def check_name(name: str) -> None:
         When no device can be called so.
     """
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None:
+        better = re.sub("[^a-z0-9_]", "", name.lower()).lstrip("0123456789_") or "toy"
         raise KagentError(
             f"'{name}' is not a device type, expected lower-case letters, digits and underscores, a letter first",
-            hint=f"for example `kagent new-plugin {re.sub('[^a-z0-9_]', '', name.lower()).lstrip('0123456789_') or 'toy'}`",
+            hint=f"for example `kagent new-plugin {better}`",
         )
     if name in TAKEN:
         raise KagentError(f"the device type '{name}' is kagent's own", hint="call the new device something else")

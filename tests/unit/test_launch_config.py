@@ -431,7 +431,7 @@ def test_a_block_forces_and_leaves_no_trace(kept, caplog):
     assert document["launch_choices"] == [
         {
             "source": "forced",
-            "derived": {"grid": [1, 1, 1], "block": [4, 1, 1], "shared_nbytes": 0},
+            "derived": {"grid": [1, 1, 1], "block": [4, 1, 1], "shared_nbytes": 0, "tiles": {}},
             "suggested": None,
             "refused": None,
         }

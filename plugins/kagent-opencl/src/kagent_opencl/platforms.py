@@ -45,6 +45,11 @@ def device_of(info: DeviceInfo) -> Any:
     return devices[info.device.index or 0]
 
 
+def is_cpu(info: DeviceInfo) -> bool:
+    """Whether a device is the CPU itself."""
+    return bool(device_of(info).type & _CPU)
+
+
 def _devices_of(platform: Any) -> list[Any]:
     import pyopencl
 
