@@ -140,7 +140,7 @@ STEPS: dict[str, Step] = {
     "argmax": _along(lambda x, d: x.argmax(d)),
     "max": _along(lambda x, d: x.max(d).values),
     "cumsum": _along(lambda x, d: x.cumsum(d)),
-    "sort": _along(lambda x, d: x.sort(dim=d, stable=True).indices),
+    "sort": _along(lambda x, d: x.sort(dim=d, stable=True).values),  # places of near ties follow from rounding
     "cat": lambda t, a, b, c: torch.cat([x := _pick(t, a), _pick(t, b).to(x.dtype)], _dim_of(x, c)),
     "stack": _binary(lambda x, y: torch.stack([x, y])),
     "clone": _unary(torch.clone),
