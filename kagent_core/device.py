@@ -255,8 +255,9 @@ class Runtime(ABC):
     def launch(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
         """Start a kernel. Tensors among `args` are `PointerArg`.
 
-        For a kernel that declares its parameters, the other values are `ScalarArg`; else they are as they were packed,
-        in a `NamedArg` where the operator takes them by name only.
+        For a kernel that declares its parameters, the other values are `ScalarArg`. For a callable one they are as they
+        were packed, and what the operator takes by name only is in a `NamedArg`, tensors too; results come behind the
+        arguments that the call gives. `call_kernel` calls it so.
 
         Everything that `args` refers to stays alive until `synchronize` or `copy_out` has returned.
         """

@@ -6,6 +6,7 @@ them (a grid-stride loop), so that every launch config gives the same result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -98,7 +99,10 @@ class WorkItemLanguage(CFamily):
         lines.append("INLINE f32 bits_f32(u32 x) { return bits_u32_f32(x); }")
         lines.append("INLINE u32 f32_bits(f32 x) { return bits_f32_u32(x); }")
         vectors = [self.vectors.preamble()] if self.vectors is not None else []
-        return "\n".join([*lines, PREAMBLE_HELPERS.strip(), *vectors, ""])
+        helpers = PREAMBLE_HELPERS.strip()
+        for written, dtype in (("fmaf(", "float32"), ("fma(", "float64")):
+            helpers = re.sub(rf"\b{re.escape(written)}", f"{self.function('fma', dtype)}(", helpers)
+        return "\n".join([*lines, helpers, *vectors, ""])
 
     @property
     def vectors(self) -> Vectors | None:

@@ -36,6 +36,7 @@ from kagent_core.specs import (
     KernelDescriptor,
     KernelTask,
     LaunchConfig,
+    PackedArg,
     TaskFinished,
     TensorSpec,
     flatten_tensors,
@@ -202,8 +203,7 @@ class LaunchEach(SealedSegment):
         """An argument that no run changes: a value in the parameter buffer, or a tensor in the arena."""
         arg, slot = task.args[position], self._slots[task.id][position]
         if slot is None:
-            value = self._resolve(arg.value, arg.access or Access.IN, {})
-            return NamedArg(arg.name, value) if arg.keyword and arg.access is None else value
+            return _as_passed(arg, self._resolve(arg.value, arg.access or Access.IN, {}))
         parameters = self._parameters
         return ScalarArg(arg.type or "", parameters.view(slot), parameters.address(slot), slot.type.unpack)
 
@@ -231,7 +231,8 @@ class LaunchEach(SealedSegment):
         for launch in self._launches:
             if launch is not None and (launch.start is None or not moved.isdisjoint(launch.late_buffers)):
                 for position, value, access in launch.late:
-                    launch.args[position] = self._resolve(value, access, environment)
+                    resolved = self._resolve(value, access, environment)
+                    launch.args[position] = _as_passed(launch.task.args[position], resolved)
                 if self._plan is None:
                     launch.start = self._prepared(launch)
         self._bound = {buffer: environment[buffer] for buffer in self._outside}
@@ -329,3 +330,8 @@ class LaunchEach(SealedSegment):
         """The segment in words: its program, its first and its last operator."""
         first, last = self._segment.tasks[0].calls[0], self._segment.tasks[-1].calls[-1]
         return f"{self._segment.name}, {first.name} ({first.signature}) to {last.name} ({last.signature})"
+
+
+def _as_passed(arg: PackedArg, value: Any) -> Any:
+    """Return an argument with its name, where a callable kernel takes it by that; results go by their place."""
+    return NamedArg(arg.name, value) if arg.keyword and arg.access is not Access.OUT else value

@@ -103,10 +103,7 @@ class ExecutionPlan:
         KernelExecutionError
             When a kernel fails. The plan stays usable.
         """
-        try:
-            instance = self._idle.pop()
-        except IndexError:
-            instance = self._instantiate()
+        instance = self._free_instance() or self._instantiate()
         environment: Environment = dict(self._constants)
         for index, buffer in self._inputs:
             environment[buffer] = args[index]
@@ -127,6 +124,12 @@ class ExecutionPlan:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+    def _free_instance(self) -> _Instance | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # asking first would race with other threads
+            return None
 
     def _instantiate(self) -> _Instance:
         with torch.inference_mode(False):  # memory made under inference_mode could not be written outside of it

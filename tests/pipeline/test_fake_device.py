@@ -12,6 +12,7 @@ import kagent_core
 from kagent_core import single
 from kagent_core.errors import KernelNotFoundError
 from kagent_core.schedule.placed import Transfer
+from kagent_core.specs import KernelDescriptor
 from kagent_core.testing.fake import FakeDevice
 
 from .traced import FAKE, close, compiled, mlp, mlp_inputs, same, session, traced
@@ -319,3 +320,23 @@ def test_gradients_of_inputs(fake):
     expected = torch.autograd.grad(function(x, w).sum(), (x, w))
     actual = torch.autograd.grad(compiled(function, **FAKE)(x, w).sum(), (x, w))
     same(actual, expected)
+
+
+def test_a_tensor_that_the_operator_takes_by_name_only_comes_by_name() -> None:
+    """A kernel would take it for another argument where it came by its place."""
+    seen = []
+
+    def attention(query, key, value, *rest, **named):
+        seen.append((len(rest), sorted(named)))
+        out, log_sum = rest[-2:]
+        out.copy_(torch.nn.functional.scaled_dot_product_attention(query, key, value, named["attn_mask"]))
+        log_sum.zero_()
+
+    kernel = KernelDescriptor("aten::_scaled_dot_product_flash_attention_for_cpu", "attention", attention)
+    q, k, v = (torch.randn(1, 2, 3, 4) for _ in range(3))
+    mask = torch.randn(1, 1, 3, 3)
+    with kagent_core.use_plugin(FakeDevice(kernels=[kernel])):
+        name = "aten::_scaled_dot_product_flash_attention_for_cpu"
+        out, _ = kagent_core.run_op(name, q, k, v, attn_mask=mask, device="fake:0")
+    torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, mask))
+    assert seen == [(2, ["attn_mask"])]

@@ -18,7 +18,6 @@ _TYPES: Mapping[str, str] = MappingProxyType(
 _PRELUDE = """
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #pragma OPENCL FP_CONTRACT OFF
-#define fmaf fma
 """
 
 _ERF = """
