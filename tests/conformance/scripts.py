@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+import torch
+
 
 def run_alone(script: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own, after some lines that stand for the user's environment."""
@@ -17,5 +19,7 @@ def run_alone(script: str, before: str = "") -> subprocess.CompletedProcess[str]
 def run_here(script: str) -> dict[str, Any]:
     """Run a script in this process, with the kernels that are active here; return its names."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(script, "<script>", "exec"), names)
+    # scripts set these for good, which other tests of the process must not see
+    with torch._dynamo.config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
+        exec(compile(script, "<script>", "exec"), names)
     return names

@@ -38,8 +38,7 @@ WRONG_RELU = 'import kagent_core\nkagent_core.kernel("aten::relu", lambda x: x.a
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    with torch._dynamo.config.patch():  # a script that runs here leaves no setting behind
-        yield
+    yield
     torch._dynamo.reset()
 
 

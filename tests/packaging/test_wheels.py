@@ -57,7 +57,13 @@ def test_the_core_has_its_whole_package_and_the_docs_text(wheels: Path) -> None:
         if "_build" not in path.parts
     }
     assert docs, "there are no docs to pack"
-    assert packed == source_files(ROOT / "kagent_core") | docs
+    template = {
+        f"kagent_core/_plugin_template/{path.relative_to(ROOT / 'plugin_template').as_posix()}"
+        for path in (ROOT / "plugin_template").rglob("*")
+        if path.is_file()
+    }
+    assert template, "there is no template to pack"
+    assert packed == source_files(ROOT / "kagent_core") | docs | template
 
 
 @pytest.mark.parametrize("distribution", sorted(PROJECTS.keys() - {"kagent-torch"}))
@@ -84,8 +90,14 @@ def test_entry_points_of_the_core(wheels: Path) -> None:
     with wheel_of(wheels, "kagent-torch") as wheel:
         assert entry_points(wheel) == {
             "console_scripts": {"kagent": "kagent_core.cli:main"},
+            "pytest11": {"kagent_conformance": "kagent_core.testing.conformance.pytest_plugin"},
             "torch_dynamo_backends": {"kagent": "kagent_core.backend:kagent"},
         }
+
+
+def test_entry_points_of_kagent_opencl(wheels: Path) -> None:
+    with wheel_of(wheels, "kagent-opencl") as wheel:
+        assert entry_points(wheel) == {"kagent.plugins": {"opencl": "kagent_opencl.plugin:plugin"}}
 
 
 def test_entry_points_of_kagent_cpu(wheels: Path) -> None:

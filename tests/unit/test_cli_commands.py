@@ -290,6 +290,10 @@ except SystemExit as end:
 heavy = {{"torch", "transformers", "numpy"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    # OpenCL devices can only be listed by pyopencl, which imports numpy
+    environment = {**os.environ, "KAGENT_PLUGINS_BLOCK": "opencl"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout

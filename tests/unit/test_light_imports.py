@@ -25,8 +25,11 @@ def heavy_after(statements: str) -> str:
         "import kagent_core.testing",
         "import kagent_cpu.plugin",
         "from kagent_core import hookimpl, load_config; load_config()",
-        """from kagent_core.plugins import PluginManager; from kagent_core.config import Config
-assert any(info.available for info in PluginManager(Config()).devices())""",
+        "import kagent_opencl.plugin",
+        # OpenCL devices can only be listed by pyopencl
+        """from kagent_core.plugins import PluginManager; from kagent_core.config import load_config
+config = load_config({"plugins_block": ["opencl"]})
+assert any(info.available for info in PluginManager(config).devices())""",
     ],
 )
 def test_nothing_heavy_is_imported(statements):
