@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from kagent_core.config.values import _SIGNATURE, UnfitError, _named_device
+from kagent_core.config.values import _SIGNATURE, FrozenMapping, UnfitError, _named_device
 from kagent_core.errors import choices, nearest
 from kagent_core.layout import ANY_STRIDES, CHANNELS_LAST, CHANNELS_LAST_3D, CONTIGUOUS, Layout
 
@@ -61,35 +60,17 @@ class KernelEntry:
         return {"device": self.device, "file": str(self.path), **options}
 
 
-class ConfiguredKernels(Mapping[str, tuple[KernelEntry, ...]]):
-    """A frozen, hashable mapping from a signature to the kernels that the config has for it."""
+class ConfiguredKernels(FrozenMapping[tuple[KernelEntry, ...]]):
+    """From a signature to the kernels that the config has for it."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self, entries: Mapping[str, tuple[KernelEntry, ...]] = MappingProxyType({})) -> None:
-        self._entries = dict(entries)
-
-    def __getitem__(self, signature: str) -> tuple[KernelEntry, ...]:
-        return self._entries[signature]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._entries.items()))
-
-    def __repr__(self) -> str:
-        return f"ConfiguredKernels({self._entries!r})"
+    __slots__ = ()
 
     def __str__(self) -> str:
-        return json.dumps(self.spelled()) if self._entries else ""
+        return json.dumps(self.spelled()) if self._items else ""
 
     def spelled(self) -> dict[str, Any]:
         """Return the kernels as the config spells them."""
-        told = {signature: [entry.spelled() for entry in entries] for signature, entries in self._entries.items()}
+        told = {signature: [entry.spelled() for entry in entries] for signature, entries in self._items.items()}
         return {signature: entries[0] if len(entries) == 1 else entries for signature, entries in told.items()}
 
     @classmethod

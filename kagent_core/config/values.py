@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -41,28 +41,37 @@ class UnfitError(ValueError):
         self.came = came
 
 
-class Placement(Mapping[str, str]):
-    """A frozen, hashable mapping from signature to device; equal to any mapping with the same items."""
+Value = TypeVar("Value")
 
-    __slots__ = ("_devices",)
 
-    def __init__(self, devices: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._devices = dict(devices)
+class FrozenMapping(Mapping[str, Value]):
+    """A frozen, hashable mapping from text; equal to any mapping with the same items."""
 
-    def __getitem__(self, signature: str) -> str:
-        return self._devices[signature]
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Value] = MappingProxyType({})) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Value:
+        return self._items[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._devices)
+        return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._devices)
+        return len(self._items)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._devices.items()))
+        return hash(frozenset(self._items.items()))
 
     def __repr__(self) -> str:
-        return f"Placement({self._devices!r})"
+        return f"{type(self).__name__}({self._items!r})"
+
+
+class Placement(FrozenMapping[str]):
+    """From signature to device."""
+
+    __slots__ = ()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -87,35 +96,17 @@ class Placement(Mapping[str, str]):
         return cls(value)
 
 
-class LaunchConfigs(Mapping[str, LaunchConfig]):
-    """A frozen, hashable mapping from a kernel's name, or a signature, to the launch config that is forced on it."""
+class LaunchConfigs(FrozenMapping[LaunchConfig]):
+    """From a kernel's name, or a signature, to the launch config that is forced on it."""
 
-    __slots__ = ("_configs",)
-
-    def __init__(self, configs: Mapping[str, LaunchConfig] = MappingProxyType({})) -> None:
-        self._configs = dict(configs)
-
-    def __getitem__(self, kernel: str) -> LaunchConfig:
-        return self._configs[kernel]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._configs)
-
-    def __len__(self) -> int:
-        return len(self._configs)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._configs.items()))
-
-    def __repr__(self) -> str:
-        return f"LaunchConfigs({self._configs!r})"
+    __slots__ = ()
 
     def __str__(self) -> str:
         return ";".join(f"{kernel}={spelled}" for kernel, spelled in self.spelled().items())
 
     def spelled(self) -> dict[str, str]:
         """Return the configs as text, such as ``4,4,1/16,16,1/2048``."""
-        return {kernel: _spell_launch_config(config) for kernel, config in self._configs.items()}
+        return {kernel: _spell_launch_config(config) for kernel, config in self._items.items()}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

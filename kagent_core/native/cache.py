@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kagent_core.errors import CompilationError
 from kagent_core.inspect.logs import get_logger
+from kagent_core.native.binaries import BinaryCache
 from kagent_core.native.compiler import Compiler, first_errors, run_tool
 from kagent_core.native.machine import machine_identity
 from kagent_core.native.private import PrivateDirectory, scratch
@@ -56,11 +57,7 @@ def cache_key(source: str, compiler: Compiler) -> str:
         *("compiler", *compiler.command, compiler.version),
         *("machine", *machine_identity()),
     )
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)  # with their lengths, so that no two lists read alike
-    return digest.hexdigest()[:_HEX_DIGITS]
+    return BinaryCache.key(*parts)
 
 
 class LibraryCache:

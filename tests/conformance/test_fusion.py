@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import kagent_core
 from kagent_core.kernels import override
 from kagent_core.testing import FakeDevice
 from kagent_core.testing.compare import MismatchError, copy_arguments
@@ -20,20 +18,9 @@ from kagent_core.testing.conformance.programs import STEPS, random_program, run_
 
 from .scripts import run_here
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 CPU, FAKE = Target("cpu"), Target("fake:0")
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    plugin = FakeDevice()
-    with kagent_core.use_plugin(plugin):
-        yield plugin
 
 
 def case_of(name: str) -> Case:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import kagent_core
 from kagent_core.kernels import override
 from kagent_core.testing import FakeDevice
 from kagent_core.testing.compare import MismatchError
@@ -28,20 +26,9 @@ from kagent_core.testing.conformance.models import (
 
 from .scripts import run_here
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 CPU, FAKE = Target("cpu"), Target("fake:0")
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    plugin = FakeDevice()
-    with kagent_core.use_plugin(plugin):
-        yield plugin
 
 
 def in_eager(model: Any) -> Any:

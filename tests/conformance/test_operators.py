@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,21 +31,10 @@ from kagent_core.testing.conformance.running import SHARED, UNPLANNED, OnDevice,
 
 from .scripts import run_alone, run_here
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 CPU, FAKE = Target("cpu"), Target("fake:0")
 WRONG_RELU = 'import kagent_core\nkagent_core.kernel("aten::relu", lambda x: x.abs(), device="cpu", name="wrong")\n'
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    plugin = FakeDevice()
-    with kagent_core.use_plugin(plugin):
-        yield plugin
 
 
 def entry_of(name: str) -> Any:

@@ -72,7 +72,7 @@ def _info(index: int, platform: Any, device: Any) -> DeviceInfo:
         max_threads_per_block=device.max_work_group_size,
         shared_nbytes=device.local_mem_size,
         max_parameters=device.max_parameter_size // 8,
-        automatic=not device.type & _CPU,  # the CPU's own plugin is quicker than OpenCL on the CPU
+        automatic=not device.type & _CPU,  # the CPU has a plugin of its own, which needs no driver
         details=(("platform", f"{platform.name.strip()} {device.driver_version.strip()}"), ("version", device.version)),
     )
 
