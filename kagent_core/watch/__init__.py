@@ -1,0 +1,1 @@
+"""Noticing that host memory was written, however that happened."""
