@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +27,27 @@ if TYPE_CHECKING:
 log = get_logger("execute")
 
 
-def build_plan(session: Session, program: Program, constants: Sequence[torch.Tensor]) -> ExecutionPlan:
+def build_plan(
+    session: Session,
+    program: Program,
+    constants: Sequence[torch.Tensor],
+    args: Sequence[Any] = (),
+    parameters: Collection[int] = (),
+) -> ExecutionPlan:
     """Place a program, extract its tasks and prepare its segments.
+
+    Parameters
+    ----------
+    session
+        Devices and agents.
+    program
+        What to run.
+    constants
+        The captured graph's constants.
+    args
+        What it will be given, to recognize a model's parameters among; empty when there are none.
+    parameters
+        Positions of inputs that seldom change, though they are no model's parameters.
 
     Raises
     ------
@@ -47,7 +66,7 @@ def build_plan(session: Session, program: Program, constants: Sequence[torch.Ten
         planned = _build_segment(session, placed.program, step, exports[position], placed.bases, first_task)
         first_task += len(planned.segment.tasks)
         steps.append(planned)
-    plan = ExecutionPlan(placed, steps, session.executor_for, constants)
+    plan = ExecutionPlan(placed, steps, session.executor_for, constants, args, parameters)
     fallbacks = tuple(
         Fallback(call.signature, str(placement.device), placement.reason)
         for call, placement in zip(placed.program.calls, placed.placements, strict=True)
@@ -92,11 +111,15 @@ class CompiledGraph:
         Devices and agents.
     graph
         What was captured.
+    parameters
+        Positions of inputs that seldom change, beside a model's parameters, which are recognized: a device gets them
+        once.
     """
 
-    def __init__(self, session: Session, graph: CapturedGraph) -> None:
+    def __init__(self, session: Session, graph: CapturedGraph, parameters: Collection[int] = ()) -> None:
         self.session = session
         self.graph = graph
+        self._parameters = parameters
         self._plans: OrderedDict[Any, ExecutionPlan] = OrderedDict()
         self._latest: ExecutionPlan | None = None
         self._lock = threading.RLock()
@@ -118,7 +141,7 @@ class CompiledGraph:
             return list(self._plans.values())
 
     def _run_found(self, args: Sequence[Any]) -> list[Any]:
-        key = _key(args, self.graph.anchored)
+        key = _key(args, self.graph.anchored, self.graph.fixed)
         with self._lock:
             plan = self._plans.get(key)
             fresh = plan is None
@@ -128,7 +151,7 @@ class CompiledGraph:
                 self._plans[key] = plan
                 while len(self._plans) > self.session.config.plan_cache_size:
                     _, oldest = self._plans.popitem(last=False)
-                    oldest.close()
+                    oldest.close(keep_memory=True)
                     self._tell_eviction()
             self._plans.move_to_end(key)
             self._latest = plan
@@ -147,7 +170,7 @@ class CompiledGraph:
 
     def _build(self, args: Sequence[Any]) -> ExecutionPlan:
         program = self.graph.program(args)
-        return build_plan(self.session, program, self.graph.constants)
+        return build_plan(self.session, program, self.graph.constants, args, self._parameters)
 
 
 def _abandon(abandoned: deque[Any], plans: OrderedDict[Any, ExecutionPlan]) -> None:
@@ -158,7 +181,7 @@ def _abandon(abandoned: deque[Any], plans: OrderedDict[Any, ExecutionPlan]) -> N
         abandoned.append(plans)
 
 
-def _key(args: Sequence[Any], anchored: frozenset[int]) -> tuple[Any, ...]:
+def _key(args: Sequence[Any], anchored: frozenset[int], fixed: frozenset[int]) -> tuple[Any, ...]:
     """What a plan depends on; the storage offset only where the program addresses it absolutely."""
     return tuple(
         (
@@ -172,4 +195,5 @@ def _key(args: Sequence[Any], anchored: frozenset[int]) -> tuple[Any, ...]:
         if isinstance(arg, torch.Tensor)
         else (type(arg), arg)
         for index, arg in enumerate(args)
+        if index not in fixed
     )

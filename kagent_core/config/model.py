@@ -20,6 +20,7 @@ from kagent_core.config.values import (
     LogSpec,
     NamedDevice,
     Names,
+    Nbytes,
     Number,
     Placement,
 )
@@ -71,10 +72,20 @@ class Config(BaseSettings):
         description="where kernels are generated: auto (where they are at least as fast as the device's own), all "
         "(wherever they can be), or off",
     )
+    fold_constants: bool = Field(
+        True,
+        description="whether, in inference, what depends on a model's parameters only is computed once, and again when "
+        "they change",
+    )
     half_rounding: Literal["operator", "kernel"] = Field(
         "operator",
         description="where generated kernels round float16 and bfloat16: after every operator, as eager PyTorch does, "
         "or only where a kernel ends",
+    )
+    random_numbers: Literal["auto", "device", "eager"] = Field(
+        "auto",
+        description="where random numbers come from: auto (eager PyTorch's where the device has PyTorch's kernels, else "
+        "the device's), device (made on the device wherever a kernel can be generated), or eager",
     )
     launch_configs: Annotated[LaunchConfigs, NoDecode] = Field(
         LaunchConfigs(), description="kernels with a launch config of their own, such as aten::mm=4,4,1/16,16,1"
@@ -94,8 +105,22 @@ class Config(BaseSettings):
     )
     dump: Directory | None = Field(None, description="directory that gets every extraction context as JSON")
     emulate: DeviceTypes = Field((), description="device types that may be emulated where the hardware is missing")
+    parameters: Literal["checked", "version", "copied"] = Field(
+        "checked",
+        description="how a device with memory of its own gets a model's parameters: checked (copied when a fingerprint "
+        "of their bytes has changed), version (copied when PyTorch's version counter has), or copied (at every call)",
+    )
+    device_memory_limit: Nbytes | None = Field(
+        None,
+        ge=1,
+        description="the most memory that plans and parameters may take on a device, in bytes or such as 4GiB; none: "
+        "what the device says it has",
+    )
     plan_cache_size: Number = Field(32, ge=1, description="execution plans kept per captured graph")
     profile: bool = Field(False, description="whether every task is timed on every call")
+    tuned: bool = Field(
+        True, description="whether launch configs and tile sizes that were measured to be fast are used"
+    )
     threads: Number | None = Field(None, ge=1, description="CPU threads per task; none: as many as torch is set to use")
 
     def __init__(self, /, _sources: Mapping[str, Source] | None = None, **values: Any) -> None:

@@ -22,6 +22,7 @@ _DEVICE_TYPE = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d+)?", re.ASCII)
 _SIGNATURE = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
 _LAUNCH_CONFIG = re.compile(r"(\d+),(\d+),(\d+)/(\d+),(\d+),(\d+)(?:/(\d+))?", re.ASCII)
+_NBYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KkMGT])(i?))?B", re.ASCII)
 _TILE = re.compile(r"(\w+)=(-?\d+)", re.ASCII)
 
 FUSION_RULES = ("pointwise", "prologue", "epilogue", "resources", "views", "recompute")
@@ -305,8 +306,21 @@ def _log_spec(spec: str) -> str:
     return spec
 
 
+def _nbytes(value: object) -> object:
+    if isinstance(value, bool):
+        raise UnfitError("a number of bytes")
+    if not isinstance(value, str) or value.strip().isdecimal():
+        return value
+    match = _NBYTES.fullmatch(value.strip())
+    if match is None:
+        raise UnfitError("a number of bytes", "write it as 4294967296, '4GiB' or '512 MB'")
+    number, prefix, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index((prefix or " ").lower()))
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Number = Annotated[int, BeforeValidator(_whole_number)]
+Nbytes = Annotated[int, BeforeValidator(_nbytes)]
 Directory = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_absolute)]
 
 Device = Annotated[str, AfterValidator(_device)]

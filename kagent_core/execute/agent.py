@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kagent_core.device import OpenDevice, SealedSegment, Segment
 from kagent_core.execute.arena import plan_arena
 from kagent_core.execute.launch import LaunchEach
+from kagent_core.execute.model_parameters import ModelParameters, Watch
+from kagent_core.execute.pool import DeviceMemory, MemoryUse
 from kagent_core.extract.queue import TaskQueue, in_order
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import BufferSpec, KernelDescriptor, TensorSpec
+from kagent_core.watch.memory import make_memory_watch
 
 log = get_logger("execute")
 
@@ -23,11 +28,21 @@ class ExecutorAgent:
     ----------
     opened
         The device.
+    memory_limit_nbytes
+        The most of its memory that plans and parameters may take; by default all that the device says it has.
+    watch
+        How a change of a parameter is noticed.
+    cache_dir
+        Where compiled code is kept.
     """
 
-    def __init__(self, opened: OpenDevice) -> None:
+    def __init__(self, opened: OpenDevice, memory_limit_nbytes: int | None, watch: Watch, cache_dir: Path) -> None:
         self.opened = opened
         self.lock = threading.RLock()
+        limit = memory_limit_nbytes or opened.info.memory_nbytes or None
+        self.memory = DeviceMemory(opened.runtime, opened.device, self.lock, limit)
+        memory_watch = functools.cache(lambda: make_memory_watch(cache_dir))
+        self.parameters = ModelParameters(self.memory, watch, memory_watch)
         self._loaded: dict[tuple[Any, ...], Any] = {}
 
     def prepare(
@@ -71,7 +86,17 @@ class ExecutorAgent:
         sealed = self.opened.runtime.seal(segment)
         if sealed is not None:
             return sealed
-        return lambda: LaunchEach(self.opened.runtime, segment, self.lock, self.load)
+        return lambda: LaunchEach(self.memory, segment, self.load)
+
+    def memory_use(self) -> MemoryUse:
+        """Return what the device's memory is used for. Parameters that are gone have given theirs back."""
+        self.parameters.sweep()
+        return self.memory.use()
+
+    def release_unused(self) -> None:
+        """Give the device back what parameters that are gone have left, and what is kept for reuse."""
+        self.parameters.sweep()
+        self.memory.trim()
 
     def load(self, kernel: KernelDescriptor) -> Any:
         """Return a kernel as the runtime loads it. Source text is compiled once per device, however often it is used.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from kagent_core.device import (
     Observer,
     PointerArg,
     Region,
-    Runtime,
     ScalarArg,
     SealedSegment,
     Segment,
@@ -27,6 +25,7 @@ from kagent_core.device import (
 from kagent_core.errors import ExecutionError, KagentError, KernelExecutionError
 from kagent_core.execute.failure import as_eager_fails, kernel_failure, reported_error
 from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
+from kagent_core.execute.pool import Block, DeviceMemory
 from kagent_core.execute.reports import Reports
 from kagent_core.execute.streams import StreamPlan, plan_streams
 from kagent_core.extract.parameter_buffer import collect_parameters
@@ -69,27 +68,26 @@ class LaunchEach(SealedSegment):
 
     Parameters
     ----------
-    runtime
-        The device's.
+    memory
+        The device's. Its lock is held while its runtime is used.
     segment
         What to run.
-    lock
-        Held while the runtime is used.
     load
         Returns a kernel as the runtime loads it; by default the runtime's own method.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        memory: DeviceMemory,
         segment: Segment,
-        lock: threading.RLock,
         load: Callable[[KernelDescriptor], Any] | None = None,
     ) -> None:
-        self._runtime = runtime
+        self._memory = memory
+        self._runtime = runtime = memory.runtime
         self._segment = segment
-        self._lock = lock
+        self._lock = memory.lock
         self._load = load or runtime.load
+        self._block: Block | None = None
         self._arena: Any = None
         self._reports: Reports | None = None
         self._launches: list[_Launch | None] = []
@@ -97,15 +95,13 @@ class LaunchEach(SealedSegment):
         self._started: list[KernelTask] = []
         self._parameters, slots = collect_parameters(segment.tasks)
         self._slots = {task.id: places for task, places in zip(segment.tasks, slots, strict=True)}
-        with lock:
-            try:
-                if segment.arena_nbytes:
-                    self._arena = self._allocate(segment.arena_nbytes)
-                self._reports = Reports(runtime, segment.tasks)
+        try:
+            self._allocate()
+            with self._lock:
                 self._launches = [self._prepare(task) for task in segment.tasks]
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
         self._exports = {buffer: Region(self._arena, segment.offsets[buffer]) for buffer in segment.exports}
         self._outside = {
             spec.buffer
@@ -150,22 +146,29 @@ class LaunchEach(SealedSegment):
                     observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3))
 
     def close(self) -> None:
-        """Free the arena."""
+        """Give the arena back."""
         with self._lock:
             for launch in self._launches:
                 if launch is not None:
                     launch.start = None
             if self._reports is not None:
                 self._reports.close()
-            if self._arena is not None:
-                self._runtime.free(self._arena)
-                self._arena = None
+            if self._block is not None:
+                self._memory.give(self._block)
+                self._block = self._arena = None
 
     # -- before a run
 
-    def _allocate(self, nbytes: int) -> Any:
+    def _allocate(self) -> None:
+        # without the lock: other plans may have to give memory up
+        nbytes = self._segment.arena_nbytes
         try:
-            return self._runtime.allocate(nbytes)
+            if nbytes:
+                self._block = self._memory.take(nbytes, "intermediates", self._what())
+                self._arena = self._block.buffer
+            self._reports = Reports(self._memory, self._segment.tasks)
+        except KagentError:
+            raise
         except Exception as error:
             raise ExecutionError(
                 f"{self._segment.device} gave no {nbytes} bytes for the intermediates of {self._what()}: "

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kagent_core.capture.schemas import torch_dtype
-from kagent_core.device import Environment, Observer, Region, SealedSegment, Segment
-from kagent_core.errors import ExecutionError, KagentError
+from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.execute.agent import ExecutorAgent
-from kagent_core.execute.host import empty_like_spec, host_address, host_bytes, view_of
+from kagent_core.execute.copies import Copy
+from kagent_core.execute.host import view_of
+from kagent_core.execute.model_parameters import Uploads
+from kagent_core.execute.pool import DeviceMemory
+from kagent_core.execute.seeds import Seeds
 from kagent_core.schedule.placed import PlacedProgram, Transfer
-from kagent_core.specs import BufferKind, InputRef, KernelTask, OutputRef, TensorSpec
+from kagent_core.specs import BufferKind, BufferSpec, Device, InputRef, KernelTask, OutputRef, TensorSpec
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _BelowAutocast = torch._C._DisableAutocast
@@ -45,6 +50,10 @@ class ExecutionPlan:
         By device, for the transfers.
     constants
         The captured graph's constants.
+    args
+        What the plan was made for: the parameters among them are copied to a device once, not at every call.
+    parameters
+        Positions of arguments that count as parameters, whatever they are.
     """
 
     def __init__(
@@ -53,15 +62,17 @@ class ExecutionPlan:
         steps: Sequence[Step],
         executors: Callable[[Any], ExecutorAgent],
         constants: Sequence[torch.Tensor],
+        args: Sequence[Any] = (),
+        parameters: Collection[int] = (),
     ) -> None:
         self.program = placed.program
         self.placements = placed.placements
         self.steps = tuple(steps)
-        self._executors = executors
         self._bases = placed.bases
         anchored = self.program.anchored
         tensors = [(i, spec) for i, spec in enumerate(self.program.inputs) if isinstance(spec, TensorSpec)]
-        self._tensors = [(i, spec.shape, spec.strides, torch_dtype(spec.dtype)) for i, spec in tensors]
+        checked = [(i, spec) for i, spec in tensors if i not in self.program.fixed]
+        self._tensors = [(i, spec.shape, spec.strides, torch_dtype(spec.dtype)) for i, spec in checked]
         self._anchored = [(i, spec.storage_offset) for i, spec in tensors if i in anchored]
         self._numbers = [(i, v) for i, v in enumerate(self.program.inputs) if not isinstance(v, TensorSpec)]
         self._inputs = [(i, spec.buffer) for i, spec in tensors]
@@ -73,6 +84,8 @@ class ExecutionPlan:
         self._repeats = [(i, v.index) for i, v in enumerate(self.program.outputs) if isinstance(v, OutputRef)]
         self._idle: list[_Instance] = []
         self._closed = False
+        self._memories: tuple[DeviceMemory, ...] = ()
+        self._makers = self._instance_makers(executors, args, parameters)
 
     @property
     def tasks(self) -> tuple[KernelTask, ...]:
@@ -119,11 +132,39 @@ class ExecutionPlan:
             if self._closed:
                 self.close()
 
-    def close(self) -> None:
-        """Give back the memory of instances that are not running, and of the others when they are done."""
+    def close(self, keep_memory: bool = False) -> None:
+        """Give up instances that are not running, and the others when they are done.
+
+        Parameters
+        ----------
+        keep_memory
+            Whether their memory is kept for the next plan of the same device.
+        """
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        while self.evict():
+            pass
+        if not keep_memory:
+            self._trim()
+
+    def idle_since(self) -> float | None:
+        """Return when the instance that idles longest was used last; None when none idles."""
+        try:
+            return self._idle[0].last_run
+        except IndexError:
+            return None
+
+    def evict(self) -> bool:
+        """Give up the instance that idles longest; return whether there was one. The next call makes another."""
+        try:
+            instance = self._idle.pop(0)
+        except IndexError:
+            return False
+        instance.close()
+        return True
+
+    def _trim(self) -> None:
+        for memory in self._memories:
+            memory.trim()
 
     def _free_instance(self) -> _Instance | None:
         try:
@@ -133,7 +174,53 @@ class ExecutionPlan:
 
     def _instantiate(self) -> _Instance:
         with torch.inference_mode(False):  # memory made under inference_mode could not be written outside of it
-            return _Instance(self.steps, self._executors, self._bases, self.program.buffers)
+            try:
+                return _DeviceInstance(self._makers) if self._memories else _Instance(self._makers)
+            except BaseException:
+                self._trim()
+                raise
+
+    def _instance_makers(
+        self, executors: Callable[[Any], ExecutorAgent], args: Sequence[Any], parameters: Collection[int]
+    ) -> tuple[Callable[[], SealedSegment], ...]:
+        """Return what makes an instance's steps; the uploads of a device's parameters stand where the first would."""
+        uploads = self._uploads(executors, args, parameters)
+        makers: list[Callable[[], SealedSegment]] = [functools.partial(Seeds, seed) for seed in self.program.seeds]
+        for step in self.steps:
+            if isinstance(step, PlannedSegment):
+                makers.append(step.make)
+                continue
+            executor, shared = executors(step.device), uploads.get(step.device, [])
+            if executor.memory not in self._memories:
+                self._memories += (executor.memory,)
+                executor.memory.register(self)
+            if step not in shared:
+                is_input = self.program.buffers[step.target].kind is BufferKind.INPUT
+                makers.append(functools.partial(Copy, step, executor, self._bases, is_input))
+            elif step is shared[0]:
+                makers.append(functools.partial(Uploads, executor.parameters, shared, self._bases))
+        return tuple(makers)
+
+    def _uploads(
+        self, executors: Callable[[Any], ExecutorAgent], args: Sequence[Any], parameters: Collection[int]
+    ) -> dict[Device, list[Transfer]]:
+        """By device, the transfers of parameters that the program only reads."""
+        buffers = self.program.buffers
+        written = {_root(buffers[spec.buffer]) for call in self.program.calls for spec in call.outputs}
+        uploads: dict[Device, list[Transfer]] = {}
+        for step in self.steps:
+            if not isinstance(step, Transfer) or not step.to_device or step.source in written:
+                continue
+            source, executor = buffers[step.source], executors(step.device)
+            if executor.opened.runtime.imports_host or executor.parameters.watch == "copied":
+                continue
+            is_argument = source.kind is BufferKind.INPUT and source.source is not None and bool(args)
+            given = args[source.source or 0] if is_argument else None
+            if executor.parameters.recognize(given, is_argument and source.source in parameters) or (
+                source.kind is BufferKind.CONSTANT
+            ):
+                uploads.setdefault(step.device, []).append(step)
+        return uploads
 
     def _output(self, value: Any) -> Callable[[Sequence[Any], Environment], Any]:
         if isinstance(value, InputRef):
@@ -149,24 +236,21 @@ class ExecutionPlan:
         return lambda args, environment: view_of(environment[buffer], base, value)
 
 
+def _root(buffer: BufferSpec) -> int:
+    """The buffer itself, or the one of which it is a copy at another place."""
+    return buffer.id if buffer.kind is not BufferKind.MIRROR or buffer.source is None else buffer.source
+
+
 class _Instance:
     """Memory and sealed segments for one call at a time."""
 
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        executors: Callable[[Any], ExecutorAgent],
-        bases: Any,
-        buffers: Sequence[Any],
-    ) -> None:
+    last_run = 0.0
+
+    def __init__(self, makers: Sequence[Callable[[], SealedSegment]]) -> None:
         self._sealed: list[SealedSegment] = []
         try:
-            for step in steps:
-                if isinstance(step, Transfer):
-                    target = buffers[step.target]
-                    self._sealed.append(_Copy(step, executors(step.device), bases, target.kind is BufferKind.INPUT))
-                else:
-                    self._sealed.append(step.make())
+            for make in makers:
+                self._sealed.append(make())
         except BaseException:
             self.close()
             raise
@@ -184,97 +268,19 @@ class _Instance:
             step.close()
 
 
-class _Copy(SealedSegment):
-    """One transfer between host and device memory, with the device memory that it fills."""
+class _DeviceInstance(_Instance):
+    """An instance with memory on devices: what it uses stays there while it runs, and may go when it idles."""
 
-    def __init__(self, transfer: Transfer, executor: ExecutorAgent, bases: Any, to_input: bool) -> None:
-        self._transfer = transfer
-        self._executor = executor
-        self._runtime = executor.opened.runtime
-        self._source_base: TensorSpec = bases[transfer.source]
-        self._target_base: TensorSpec = bases[transfer.target]
-        self._to_input = to_input
-        self._region: Region | None = None
-        self._imported: tuple[int, Region] | None = None
-        if transfer.to_device and not self._runtime.imports_host:
-            with self._explained(), executor.lock:
-                self._region = Region(self._runtime.allocate(max(transfer.nbytes, 1)))
+    def __init__(self, makers: Sequence[Callable[[], SealedSegment]]) -> None:
+        super().__init__(makers)
+        self._uploads = [step for step in self._sealed if isinstance(step, Uploads)]
 
-    def run(self, environment: Environment) -> None:
-        """Copy the bytes and enter the copy into `environment`.
-
-        Raises
-        ------
-        ExecutionError
-            When the device refuses; says what was copied and for whom.
-        """
-        with self._explained():
-            self._copy(environment)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        transfer = self._transfer
-        try:
-            yield
-        except KagentError:
-            raise
-        except Exception as error:
-            way = f"to {transfer.device}" if transfer.to_device else f"off {transfer.device}"
-            raise ExecutionError(
-                f"copying {self._source_base} ({transfer.nbytes} bytes) from {transfer.made_by} {way} for "
-                f"{transfer.needed_by} failed with "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-    def _copy(self, environment: Environment) -> None:
-        transfer = self._transfer
-        if transfer.to_device:
-            with self._executor.lock:
-                environment[transfer.target] = self._to_device(environment[transfer.source])
-            return
-        region: Region = environment[transfer.source]
-        copied = empty_like_spec(self._target_base, transfer.nbytes)
-        if transfer.nbytes:
-            with self._executor.lock:
-                whole = host_bytes(copied, self._target_base, transfer.nbytes)
-                self._runtime.copy_out(region.buffer, region.byte_offset, whole)
-        if self._to_input:  # element by element: what lies between a strided input's elements is not ours
-            environment[transfer.target].copy_(copied)
+    def run(self, environment: Environment, observer: Observer | None) -> None:
+        if self._uploads:
+            with contextlib.ExitStack() as stack:
+                for uploads in self._uploads:
+                    stack.enter_context(uploads.in_use())
+                super().run(environment, observer)
         else:
-            environment[transfer.target] = copied
-
-    def _to_device(self, tensor: torch.Tensor) -> Region:
-        """Return device memory that has a host tensor's bytes: the tensor's own where the device can use it."""
-        nbytes = self._transfer.nbytes
-        if nbytes and self._runtime.imports_host:
-            address = host_address(tensor, self._source_base)
-            if self._imported is not None and self._imported[0] == address:
-                return self._imported[1]
-            buffer = self._runtime.import_host(address, nbytes)
-            if buffer is not None:
-                self._give_up_imported()
-                self._imported = (address, Region(buffer))
-                return self._imported[1]
-        if self._region is None:
-            self._region = Region(self._runtime.allocate(max(nbytes, 1)))
-        if nbytes:
-            host = host_bytes(tensor, self._source_base, nbytes)
-            self._runtime.copy_in(self._region.buffer, self._region.byte_offset, host)
-        return self._region
-
-    def _give_up_imported(self) -> None:
-        if self._imported is not None:
-            self._runtime.free(self._imported[1].buffer)
-            self._imported = None
-
-    def run_observed(self, environment: Environment, observer: Observer) -> None:
-        """As `run`: a transfer is no task."""
-        self.run(environment)
-
-    def close(self) -> None:
-        """Free the device memory."""
-        with self._executor.lock:
-            self._give_up_imported()
-            if self._region is not None:
-                self._runtime.free(self._region.buffer)
-                self._region = None
+            super().run(environment, observer)
+        self.last_run = time.monotonic()

@@ -6,7 +6,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from kagent_core.device import PointerArg, Runtime
+from kagent_core.device import PointerArg
+from kagent_core.execute.pool import Block, DeviceMemory
 from kagent_core.specs import Access, DType, KernelTask, TensorSpec
 
 _SIZE = 8
@@ -18,20 +19,24 @@ class Reports:
 
     Parameters
     ----------
-    runtime
+    memory
         The device's.
     tasks
         Of a segment.
     """
 
-    def __init__(self, runtime: Runtime, tasks: Sequence[KernelTask]) -> None:
-        self._runtime = runtime
+    def __init__(self, memory: DeviceMemory, tasks: Sequence[KernelTask]) -> None:
+        self._memory = memory
+        self._runtime = memory.runtime
         self._slots = {task.id: slot for slot, task in enumerate(t for t in tasks if t.kernel.reports)}
         self._nbytes = _SIZE * len(self._slots)
+        self._block: Block | None = None
         self._buffer: Any = None
         if self._slots:
-            self._buffer = runtime.allocate(self._nbytes)
-            self._clear()
+            self._block = memory.take(self._nbytes, "intermediates", f"{tasks[0].calls[0]} and what follows")
+            self._buffer = self._block.buffer
+            with memory.lock:
+                self._clear()
 
     def args(self, task: KernelTask) -> list[PointerArg]:
         """Return the argument that a task's kernel has behind the packed ones; none for one that reports nothing."""
@@ -57,10 +62,10 @@ class Reports:
         return next((task, codes[slot]) for task, slot in self._slots.items() if codes[slot])
 
     def close(self) -> None:
-        """Free the memory."""
-        if self._buffer is not None:
-            self._runtime.free(self._buffer)
-            self._buffer = None
+        """Give the memory back."""
+        if self._block is not None:
+            self._memory.give(self._block)
+            self._block = self._buffer = None
 
     def _clear(self) -> None:
         self._runtime.copy_in(self._buffer, 0, memoryview(bytes(self._nbytes)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import replace
 from typing import Any
 
 from kagent_core import hookimpl
 from kagent_core.device import ArgumentPacker, PointerArg, Runtime
 from kagent_core.execute.launch import LaunchEach
+from kagent_core.execute.pool import DeviceMemory
 from kagent_core.specs import Access, TensorSpec
 from kagent_core.testing.fake import FakeBuffer, FakeDevice, FakeRuntime
 
@@ -247,6 +249,10 @@ class WritesBehindResults(FakeRuntime):
                     arg.buffer.data[end] ^= 0xFF
 
 
+def memory_of(runtime, segment):
+    return DeviceMemory(runtime, segment.device, threading.RLock())
+
+
 class KeepsItsMemory(LaunchEach):
     def close(self):
         pass
@@ -256,9 +262,7 @@ class SealsAndLeaks(FakeRuntime):
     """Seals segments its own way, and never frees their memory."""
 
     def seal(self, segment):
-        import threading
-
-        return lambda: KeepsItsMemory(self, segment, threading.RLock())
+        return lambda: KeepsItsMemory(memory_of(self, segment), segment)
 
 
 class RaisesRaw(LaunchEach):
@@ -270,9 +274,7 @@ class SealsAndExplainsNothing(FakeRuntime):
     """Seals segments its own way, and lets the driver's errors out as they are."""
 
     def seal(self, segment):
-        import threading
-
-        return lambda: RaisesRaw(self, segment, threading.RLock())
+        return lambda: RaisesRaw(memory_of(self, segment), segment)
 
 
 class GrowsWithEveryLaunch(FakeRuntime):

@@ -14,6 +14,7 @@ from kagent_core.device import Region, Segment
 from kagent_core.errors import KernelExecutionError
 from kagent_core.execute.arena import plan_arena
 from kagent_core.execute.launch import LaunchEach
+from kagent_core.execute.pool import DeviceMemory
 from kagent_core.execute.streams import StreamPlan, physical_dependencies, plan_streams
 from kagent_core.extract.hazards import HazardTracker
 from kagent_core.extract.stages import memory_ranges
@@ -106,9 +107,9 @@ def one_by_one(program):
 
 def on_device(segment, runtime, times=1):
     """Run a segment and return the shared buffers."""
-    lock = threading.RLock()
     regions = {b: Region(runtime.allocate(ELEMENTS * 8)) for b in range(SHARED)}
-    sealed = LaunchEach(runtime, segment, lock)
+    memory = DeviceMemory(runtime, Device("fake", 0), threading.RLock())
+    sealed = LaunchEach(memory, segment)
     results = []
     for _ in range(times):
         for b, region in regions.items():
@@ -120,6 +121,7 @@ def on_device(segment, runtime, times=1):
             runtime.copy_out(region.buffer, 0, memoryview(out.numpy()).cast("B"))
             results[-1].append(out)
     sealed.close()
+    memory.trim()
     for region in regions.values():
         runtime.free(region.buffer)
     assert runtime.live == 0

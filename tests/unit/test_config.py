@@ -129,6 +129,24 @@ def test_paths_are_absolute_and_the_home_directory_is_expanded(monkeypatch: pyte
     assert Config(dump="dumps").dump == project / "dumps"
 
 
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("4096 B", 4096),
+        ("1.5KiB", 1536),
+        ("512 MB", 512_000_000),
+        ("4GiB", 4 << 30),
+        ("2 TiB", 2 << 40),
+        ("1kB", 1000),
+        (None, None),
+    ],
+)
+def test_a_number_of_bytes_may_have_a_unit(value: object, nbytes: int | None) -> None:
+    assert Config(device_memory_limit=value).device_memory_limit == nbytes
+
+
 # -- mistakes ------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +175,11 @@ def test_paths_are_absolute_and_the_home_directory_is_expanded(monkeypatch: pyte
         ("fusion_fuel", True, "is True, expected a whole number", "fuse only"),
         ("fusion_fuel", -1, "is -1, expected a whole number of at least 0", "fuse only"),
         ("plan_cache_size", 0, "is 0, expected a whole number of at least 1", "execution plans"),
+        ("device_memory_limit", "4 gigs", "is '4 gigs', expected a number of bytes", "'4GiB'"),
+        ("device_memory_limit", "-1GiB", "expected a number of bytes", "'512 MB'"),
+        ("device_memory_limit", True, "is True, expected a number of bytes", "the most memory"),
+        ("device_memory_limit", 0, "is 0, expected a whole number of at least 1", "the most memory"),
+        ("parameters", "version_counter", "expected 'checked', 'copied' or 'version'", "did you mean 'version'?"),
         ("threads", 0, "is 0, expected a whole number of at least 1", "CPU threads"),
         ("plugins_allow", 3, "is 3, expected a list of names", "the only plugins"),
         ("plugins_block", ["a", 3], "[1] is 3, expected a string", "never loaded"),
