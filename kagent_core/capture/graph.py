@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from kagent_core.capture.random import MISTAKEN_ALIASES
 from kagent_core.capture.schemas import OperatorSchema, dtype_of, is_operator, schema_of
 from kagent_core.capture.symbols import SymbolValues
 from kagent_core.errors import CaptureError
@@ -77,6 +78,7 @@ class CapturedGraph:
         self.placeholders: list[Node] = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.constants: list[torch.Tensor] = []
         self.anchored = self._anchored_inputs()
+        self.fixed = frozenset(index for index, node in enumerate(self.placeholders) if "fixed" in node.meta)
 
     def program(self, args: Sequence[Any]) -> Program:
         """Return the program for the shapes, strides and integers of `args`.
@@ -151,6 +153,7 @@ class _ProgramBuilder:
             outputs=outputs,
             constants=tuple(self.constants),
             anchored=self.graph.anchored,
+            fixed=self.graph.fixed,
             name=self.graph.name,
         )
 
@@ -170,8 +173,11 @@ class _ProgramBuilder:
                 self.inputs.append(arg)
                 continue
             whole = index in self.graph.anchored
-            spec = input_spec(arg, len(self.buffers), whole)
-            self._check_input(index, node.meta.get("val"), spec)
+            if index in self.graph.fixed:  # it may be packed, and have no strides of its own
+                spec = input_spec(node.meta["val"], len(self.buffers), whole)
+            else:
+                spec = input_spec(arg, len(self.buffers), whole)
+                self._check_input(index, node.meta.get("val"), spec)
             self._add_buffer(spec, BufferKind.INPUT, index)
             self.values[node] = spec
             self.inputs.append(spec)
@@ -240,7 +246,7 @@ class _ProgramBuilder:
         for name, value in node.kwargs.items():
             arguments[name] = self._argument(value)
         inputs = tuple(spec for value in arguments.values() for spec in flatten_tensors(value))
-        aliases = self._aliases(node)
+        aliases = self._aliases(node) if schema.signature not in MISTAKEN_ALIASES else {}
         first_new = len(self.buffers)
         result = self._result(fake, aliases, {}, node)
         fresh = tuple(spec for spec in flatten_tensors(result) if spec.buffer >= first_new)

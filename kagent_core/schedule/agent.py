@@ -13,6 +13,7 @@ from kagent_core.inspect.logs import get_logger
 from kagent_core.schedule.compaction import Compactor, find_fix, missing_copies
 from kagent_core.schedule.placed import PlacedProgram, TransferPlanner
 from kagent_core.schedule.request import PlacementRequest, Timing
+from kagent_core.schedule.seeding import Seeding
 from kagent_core.specs import Device, DeviceInfo, OpCall, Program
 
 log = get_logger("schedule")
@@ -58,6 +59,7 @@ class SchedulerAgent:
             When a device that config names cannot be used.
         """
         opened: dict[Device, OpenDevice] = {target.device: self._open(target)}
+        seeding = Seeding(program, self._config)
 
         def named(name: str) -> Device:
             info = self._resolve(name)
@@ -68,7 +70,7 @@ class SchedulerAgent:
             registry = opened[device].registry
             if registry.has(call) or (self._config.compaction and find_fix(registry, call) is not None):
                 return True
-            return opened[device].has_kernel(call)
+            return opened[device].has_kernel(call) or seeding.draws(opened[device], call)
 
         def refusals(device: Device, call: OpCall) -> list[str]:
             registry = opened[device].registry
@@ -76,7 +78,7 @@ class SchedulerAgent:
             missing = missing_copies(registry, call) if told and self._config.compaction else []
             if missing:
                 told.append(f"a kernel for {' and '.join(missing)} of any strides would let kagent compact its tensors")
-            not_generated = opened[device].not_generated(call)
+            not_generated = seeding.not_generated(opened[device], call)
             return [*(told or ["no kernel is registered"]), not_generated] if not_generated else told
 
         fallback = target.device if self._config.missing_kernel == "error" else named(self._config.fallback_device)
@@ -91,6 +93,7 @@ class SchedulerAgent:
             log.debug("%s (%s) on %s: %s", call.name, call.signature, placement.device, placement.reason)
             if placement.device not in opened:
                 named(str(placement.device))
+        program, placements = seeding.applied(placements, lambda device: opened[device])
         if self._config.compaction:
             program, placements = Compactor(program, placements, lambda d: opened[d].registry).compact()
             _tell_compactions(program)

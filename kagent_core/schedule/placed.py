@@ -228,6 +228,7 @@ def base_specs(program: Program) -> dict[int, TensorSpec]:
     """
     bases: dict[int, TensorSpec] = {spec.buffer: spec for spec in program.inputs if isinstance(spec, TensorSpec)}
     bases.update((spec.buffer, spec) for spec in program.constants)
+    bases.update((seed.tensor.buffer, seed.tensor) for seed in program.seeds)
     for call in program.calls:
         for spec in call.results:
             if spec is not None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from kagent_core.specs.decisions import FusionDecision, FusionGroup, FusionPlan, Placement
 from kagent_core.specs.devices import Device, DeviceInfo
-from kagent_core.specs.program import InputRef, OpCall, OutputRef, Program, Provenance, format_value
+from kagent_core.specs.program import InputRef, OpCall, OutputRef, Program, Provenance, SeedInput, format_value
 from kagent_core.specs.tasks import (
     DEFAULT_SIGNATURE,
     Access,
     KernelDescriptor,
     KernelTask,
     LaunchConfig,
+    LocalMemory,
     PackedArg,
     Parameter,
     TaskFinished,
@@ -35,6 +36,7 @@ __all__ = [
     "KernelDescriptor",
     "KernelTask",
     "LaunchConfig",
+    "LocalMemory",
     "MemRange",
     "OpCall",
     "OutputRef",
@@ -43,6 +45,7 @@ __all__ = [
     "Placement",
     "Program",
     "Provenance",
+    "SeedInput",
     "TaskFinished",
     "TensorSpec",
     "flatten_tensors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent_core.errors import DeviceError
@@ -62,6 +63,16 @@ class DeviceInfo:
         32-bit registers that one thread can have; 0 when unknown.
     max_grid
         Most blocks of one launch in x, y and z.
+    max_block
+        Most threads of one block in x, y and z.
+    compute_units
+        Multiprocessors or cores, each of which runs blocks of its own; 0 when unknown.
+    thread_multiple
+        Threads that run together (a warp, a wavefront), of which a block should have a multiple.
+    runs_loops
+        Whether a block's threads run one after the other, as a loop of a processor's.
+    lacks
+        Dtypes that its kernels cannot compute in, each with the reason; can be given as a mapping.
     emulated
         True when no such hardware is involved.
     automatic
@@ -81,10 +92,19 @@ class DeviceInfo:
     max_parameters: int = 128
     max_registers: int = 0
     max_grid: tuple[int, int, int] = (2**31 - 1, 2**31 - 1, 2**31 - 1)
+    max_block: tuple[int, int, int] = (2**31 - 1, 2**31 - 1, 2**31 - 1)
+    compute_units: int = 0
+    thread_multiple: int = 1
+    runs_loops: bool = False
+    lacks: tuple[tuple[str, str], ...] | Mapping[str, str] = ()
     emulated: bool = False
     automatic: bool = True
     plugin: str = ""
     details: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs = self.lacks.items() if isinstance(self.lacks, Mapping) else self.lacks
+        object.__setattr__(self, "lacks", tuple(pairs))  # frozen, and so hashable
 
     @property
     def available(self) -> bool:

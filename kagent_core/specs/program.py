@@ -104,6 +104,22 @@ class OutputRef:
 
 
 @dataclass(frozen=True, slots=True)
+class SeedInput:
+    """A tensor that is filled when a program is called: a seed for the random numbers that devices make.
+
+    Attributes
+    ----------
+    tensor
+        An int64 matrix with a row for each call: the seed, and the number of the call's stream, which is the row's own.
+    generator
+        What the seed is drawn from: a ``torch.Generator`` on the CPU, None for PyTorch's default one.
+    """
+
+    tensor: TensorSpec
+    generator: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A captured graph for one set of shapes: operator calls in a valid order.
 
@@ -123,6 +139,11 @@ class Program:
     anchored
         Inputs whose buffer begins with their storage rather than with their first element, because the program
         addresses them absolutely; it holds for one storage offset of theirs only.
+    fixed
+        Inputs that kagent makes itself, from a model's parameters: they always come as they were captured, and a
+        packed one is understood by the kernels that it was packed for, and has no strides.
+    seeds
+        What calls with random numbers get beside the inputs, on input buffers of their own.
     name
         For logs and dumps.
     """
@@ -133,4 +154,6 @@ class Program:
     outputs: tuple[Any, ...]
     constants: tuple[TensorSpec, ...] = ()
     anchored: frozenset[int] = frozenset()
+    fixed: frozenset[int] = frozenset()
+    seeds: tuple[SeedInput, ...] = ()
     name: str = "program"

@@ -26,7 +26,7 @@ class LaunchConfig:
     block
         Threads (work-items) of a block in x, y and z.
     shared_nbytes
-        Dynamic shared (local) memory per block, in bytes.
+        Dynamic shared (local) memory per block, in bytes; what the prototype's local parameters take among it.
     tiles
         For kernels that are generated with tiles: their sizes by name, as a mapping or as pairs. Sizes that are left
         out are the device's. With tiles alone, grid and block are what the device derives.
@@ -83,7 +83,8 @@ class Parameter:
         derived value.
     type
         Its C type: ``const float*``, ``int64_t``, ``double``, ``int64_t[8]`` for a struct of one such array.
-        ``void`` says that the kernel does without the argument.
+        ``void`` says that the kernel does without the argument; ``local float*`` is memory that the threads of a
+        block share, of as many elements as `derived` gives.
     access
         For pointers, what the kernel does with the tensor. None leaves it to the type: a pointer to const is
         read; another one is written, and read too where it carries an argument.
@@ -146,6 +147,11 @@ class KernelDescriptor:
     reports
         Whether the kernel has one more parameter behind the packed ones: a pointer to an int64, 0 before the launch,
         that it sets to a number when an index or a divisor is an error of the user's.
+    accepts
+        Asked last whether the kernel takes a call: returns why not, or None. None takes every call that the other
+        fields let through.
+    threads
+        For a generated kernel whose blocks share each of its `items`, how many threads a block must have; else None.
     """
 
     signature: str
@@ -164,6 +170,8 @@ class KernelDescriptor:
     packed: tuple[PackedArg, ...] | None = field(default=None, compare=False)
     items: int | None = field(default=None, compare=False)
     reports: bool = False
+    accepts: Callable[[OpCall], str | None] | None = field(default=None, compare=False)
+    threads: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # frozen, and so hashable, whatever collections were given
@@ -189,6 +197,25 @@ class KernelDescriptor:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalMemory:
+    """Memory that the threads of a block share (CUDA: shared), which a kernel's prototype asks for.
+
+    Attributes
+    ----------
+    type
+        Of the parameter: ``local float*``.
+    nbytes
+        How much each block gets.
+    """
+
+    type: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.type} of {self.nbytes} B"
+
+
+@dataclass(frozen=True, slots=True)
 class PackedArg:
     """One packed argument: a tensor's place in memory, or a value.
 
@@ -197,7 +224,7 @@ class PackedArg:
     name
         The kernel parameter that it fills.
     value
-        A `TensorSpec`, a scalar, or a tuple of either.
+        A `TensorSpec`, a scalar, or a tuple of either; or a `LocalMemory`.
     access
         What the kernel does with the tensors in `value`; None when there are none.
     keyword

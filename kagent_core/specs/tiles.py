@@ -19,11 +19,19 @@ GREATEST: Mapping[str, int] = {
     "queries": 4096,
     "keys": 4096,
     "lanes": 1024,
+    "block_rows": 512,
+    "block_columns": 512,
+    "block_depth": 1024,
+    "thread_rows": 16,
+    "thread_columns": 16,
 }
 """Names of the tile sizes, and the greatest value of each: see `kagent_core.codegen.generic.tiles.Tiles`."""
 
 VECTORS = frozenset({"columns", "lanes"})
 """Tile sizes that are cut into vectors, and so are powers of two."""
+
+DEALT_OUT = frozenset({"block_rows", "block_columns", "block_depth", "thread_rows", "thread_columns"})
+"""Tile sizes that are dealt out to the threads of a block, and so are powers of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +67,11 @@ def checked_tiles(sizes: Mapping[str, int] | Iterable[tuple[str, int]]) -> Tiles
                 f"the tile size '{name}' is {size!r}, expected a whole number from 1 to {GREATEST[name]}",
                 hint="leave it out to get the device's default",
             )
-        if name in VECTORS and size & (size - 1):
+        if name in VECTORS | DEALT_OUT and size & (size - 1):
             below = 1 << size.bit_length() - 1
+            why = "cut into vectors" if name in VECTORS else "dealt out to threads"
             raise LaunchConfigError(
-                f"the tile size '{name}' is {size}, expected a power of two, since it is cut into vectors",
+                f"the tile size '{name}' is {size}, expected a power of two, since it is {why}",
                 hint=f"take {below} or {2 * below}" if 2 * below <= GREATEST[name] else f"take {below}",
             )
     return tuple(sorted(found.items()))

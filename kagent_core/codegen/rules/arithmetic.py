@@ -56,6 +56,11 @@ def addcmul(self: Element, tensor1: Element, tensor2: Element, value: Element) -
     return multiply_add(value * tensor1, tensor2, self)
 
 
+@pointwise("prims::fma")
+def fma(a: Element, b: Element, c: Element) -> Element:
+    return multiply_add(a, b, c)
+
+
 @pointwise("aten::addcdiv", unrounded=("value",))
 def addcdiv(self: Element, tensor1: Element, tensor2: Element, value: Element) -> Element:
     return self + value * tensor1 / tensor2

@@ -74,9 +74,12 @@ def arange_from(k: Lowering, start: Number, end: Number, **options: Any) -> At:
 @indexed("aten::arange.start_step", kind=LoweringKind.GATHER)
 def arange(k: Lowering, start: Number, end: Number, step: Number, dtype: Any = None, **options: Any) -> At:
     counted = _is_float(dtype, start, end, step)
+    whole = all(abs(number) < 2**31 and number == int(number) for number in (start, step))
 
     def at(index: Indices) -> Element:
         if not counted:
+            return k.index_value(index[0] * int(step) + int(start))
+        if whole:
             return k.index_value(index[0] * int(step) + int(start))
         return k.index_value(index[0], "float64") * float(step) + float(start)
 

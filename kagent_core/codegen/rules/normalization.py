@@ -187,13 +187,16 @@ def _is_training(call: Any) -> str | None:
 
 
 class BatchStatistics:
-    """Mean and variance of a batch's channels, and the running ones that they become part of; in float64, as ATen's."""
+    """Mean and variance of a batch's channels, and the running ones that they become part of.
+
+    In float64, as ATen's, where the device has it.
+    """
 
     def __init__(self, k: Lowering, input: Operand, eps: float) -> None:
         self._input = input
         self._eps = eps
         self._rows = k.reduced(input.shape, (0, *range(2, len(input.shape))))
-        self._moments = Moments(self._rows, input.at, "float64", input)
+        self._moments = Moments(self._rows, input.at, k.expressions.wide, input)
 
     def out(self, weight: Operand | None, bias: Operand | None) -> At:
         """Return the normalized elements."""
@@ -219,11 +222,11 @@ class BatchStatistics:
         unbiased = self._rows.count / (self._rows.count - 1) if self._rows.count > 1 else math.nan
 
         def mean_at(index: Indices) -> Element:
-            return self.mean(index) * momentum + mean.at(index).to("float64") * (1 - momentum)
+            return self.mean(index) * momentum + mean.at(index).widened() * (1 - momentum)
 
         def variance_at(index: Indices) -> Element:
             own = self._moments.variance(index) * unbiased
-            return own * momentum + variance.at(index).to("float64") * (1 - momentum)
+            return own * momentum + variance.at(index).widened() * (1 - momentum)
 
         return mean_at, variance_at
 

@@ -243,10 +243,10 @@ class Moments:
 
 
 def spread(k: Lowering, operand: Operand, dim: Dims, correction: float | None) -> tuple[At, At]:
-    """Return the variance and the mean along some dimensions: in float64, as ATen computes them."""
+    """Return the variance and the mean along some dimensions: in float64, as ATen does, where the device has it."""
     rows = k.reduced(operand.shape, dim)
     left = max(rows.count - (1 if correction is None else correction), 0)
-    moments = Moments(rows, operand.at, "float64", operand)
+    moments = Moments(rows, operand.at, k.expressions.wide, operand)
 
     def variance(index: Indices) -> Element:
         squares = moments.squares(index)

@@ -232,8 +232,36 @@ def _max_pool(
     return _largest(k, self, windows, dims)
 
 
+def _max_pool_values(
+    k: Lowering,
+    self: Operand,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    *,
+    dims: int,
+) -> At:
+    """Write the greatest elements of windows, without where they are: compilers make vectors of that."""
+    least = k.constant(_least(compute_dtype(self.dtype)), compute_dtype(self.dtype))
+
+    def at(index: Indices) -> Element:
+        windows = _strided(index[-dims:], self.shape[-dims:], kernel_size, stride, padding, dilation)
+        windows = [window.repeated() if window.step == 1 else window for window in windows]
+        found: Element | None = None
+        for place, inside in _elements(k, windows):
+            element = lambda place=place: self.at((*index[:-dims], *place)).compute()  # type: ignore[misc]
+            value = padded(k, inside, element, least)
+            found = value if found is None else found.op("max", value)
+        return least if found is None else found
+
+    return at
+
+
 for dims in (2, 3):
     gathering(f"aten::max_pool{dims}d_with_indices", accepts=_numbers)(functools.partial(_max_pool, dims=dims))
+    gathering(f"aten::max_pool{dims}d", accepts=_numbers)(functools.partial(_max_pool_values, dims=dims))
 
 
 @gathering("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d", "aten::adaptive_max_pool1d", accepts=_numbers)
