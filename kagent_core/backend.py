@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from kagent_core.capture.graph import CapturedGraph, why_not_a_program
 from kagent_core.capture.lazy_bits import lazy_bits_as_captured
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
+from kagent_core.inference import inference_runner
 from kagent_core.inspect.logs import get_logger
 from kagent_core.kernels import KernelSet, active_kernels
 from kagent_core.pipeline import CompiledGraph
@@ -157,27 +158,33 @@ class _Capture:
         """Return a compiler for AOTAutograd's forward, backward or inference graph."""
 
         def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
-            self._note_written()
-            run = self._compile(graph_module, f"{self.name}_{kind}")
+            parameters = self._note_written()
+            run = self._compile(graph_module, f"{self.name}_{kind}", parameters if kind == "inference" else ())
             # Dynamo's guards watch the lazy bits of forward inputs; nobody watches those of gradients that come back
             return _boxed(lazy_bits_as_captured(graph_module, run) if kind == "backward" else run)
 
         return compile_graph
 
-    def _note_written(self) -> None:
+    def _note_written(self) -> Collection[int]:
+        """Note which inputs the graph writes, and return which are parameters or buffers of a model."""
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
         if metadata is not None:
             self.written = frozenset(
                 index for index, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
             )
+        return frozenset(metadata.static_input_indices) if metadata is not None else ()
 
-    def _compile(self, graph_module: GraphModule, name: str) -> Callable[[list[Any]], list[Any]]:
+    def _compile(
+        self, graph_module: GraphModule, name: str, parameters: Collection[int]
+    ) -> Callable[[list[Any]], list[Any]]:
         reason = why_not_a_program(graph_module)
         if log.isEnabledFor(10):
             log.debug("%s:\n%s", name, graph_module.print_readable(print_output=False))
         if reason is not None:
             log.warning("%s runs operator by operator, not as a plan: %s", name, reason)
             return _with_active_kernels(self.session, lambda s: functools.partial(run_stepwise, s, graph_module))
+        if parameters:
+            return _with_active_kernels(self.session, lambda s: inference_runner(s, graph_module, name, parameters))
         graph = CapturedGraph(graph_module, name)
         return _with_active_kernels(self.session, lambda s: CompiledGraph(s, graph))

@@ -28,6 +28,7 @@ from kagent_core.specs import (
 )
 
 if TYPE_CHECKING:
+    from kagent_core.optimize.inference_graph import InferenceGraph
     from kagent_core.registry import KernelRegistry
 
 CONTRACT_VERSION = 1
@@ -255,7 +256,8 @@ class Runtime(ABC):
     def launch(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
         """Start a kernel. Tensors among `args` are `PointerArg`.
 
-        For a kernel that declares its parameters, the other values are `ScalarArg`. For a callable one they are as they
+        For a kernel that declares its parameters, the other values are `ScalarArg`, and a `LocalMemory` where it asks
+        for memory that a block shares; `config.shared_nbytes` counts that among the rest. For a callable one they are as they
         were packed, and what the operator takes by name only is in a `NamedArg`, tensors too; results come behind the
         arguments that the call gives. `call_kernel` calls it so.
 
@@ -404,6 +406,25 @@ class CodeGenerator(Protocol):
         """
 
 
+class GraphOptimizer(ABC):
+    """Rewrites inference graphs for a device, before their operators are placed. Optional: by default none.
+
+    The core has folded affine steps into weights by then, and computes afterwards what depends on parameters only.
+    """
+
+    @abstractmethod
+    def optimize(self, graph: InferenceGraph) -> None:
+        """Rewrite a graph in place; it must go on giving what it gives, with the same dtypes and shapes.
+
+        Results may come with other strides: where the graph's own come so, the core lays them out as they were.
+
+        Parameters
+        ----------
+        graph
+            A copy that is the optimizer's to change.
+        """
+
+
 class LaunchConfigDeriver(ABC):
     """Chooses grid and block of a kernel from its problem's size. It asks the driver nothing: limits are data."""
 
@@ -425,6 +446,8 @@ class OpenDevice:
     printer
         What makes kernels of fused operators, in the device's C-like kernel language; None when it has none, and then
         no kernel is generated for it.
+    optimizer
+        What rewrites inference graphs; None where it has no wishes.
     """
 
     info: DeviceInfo
@@ -433,6 +456,7 @@ class OpenDevice:
     deriver: LaunchConfigDeriver
     runtime: Runtime
     printer: CodeGenerator | None = None
+    optimizer: GraphOptimizer | None = None
 
     @property
     def device(self) -> Device:

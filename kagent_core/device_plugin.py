@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kagent_core.config import Config
-from kagent_core.device import ArgumentPacker, CodeGenerator, LaunchConfigDeriver, Runtime
+from kagent_core.device import ArgumentPacker, CodeGenerator, GraphOptimizer, LaunchConfigDeriver, Runtime
 from kagent_core.errors import PluginError
 from kagent_core.hooks import hookimpl
 from kagent_core.registry import KernelRegistry
@@ -92,6 +92,10 @@ class DevicePlugin:
 
         return StandardDeriver()
 
+    def optimizer(self, info: DeviceInfo, config: Config) -> GraphOptimizer | None:
+        """Return what rewrites inference graphs for a device. Optional: by default nothing does."""
+        return None
+
     # -- the hooks
 
     @hookimpl
@@ -137,6 +141,11 @@ class DevicePlugin:
             return None
         opened: Runtime = _named(self.runtime, "runtime", self)(info, config)
         return opened
+
+    @hookimpl
+    def kagent_graph_optimizer(self, info: DeviceInfo, config: Config) -> GraphOptimizer | None:
+        """Give what rewrites inference graphs."""
+        return self.optimizer(info, config) if info.device.type == self.device_type else None
 
     @hookimpl
     def kagent_code_printer(self, info: DeviceInfo, config: Config) -> CodeGenerator | None:

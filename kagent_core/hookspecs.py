@@ -17,7 +17,7 @@ from kagent_core.hooks import hookspec
 
 if TYPE_CHECKING:
     from kagent_core.config import Config
-    from kagent_core.device import ArgumentPacker, CodeGenerator, LaunchConfigDeriver, Runtime
+    from kagent_core.device import ArgumentPacker, CodeGenerator, GraphOptimizer, LaunchConfigDeriver, Runtime
     from kagent_core.extract.context import ExtractionContext
     from kagent_core.registry import KernelRegistry
     from kagent_core.schedule.request import PlacementRequest
@@ -194,6 +194,31 @@ def kagent_code_printer(info: DeviceInfo, config: Config) -> CodeGenerator | Non
     >>> info = DeviceInfo(Device("toy", 0), "Toy 3000")
     >>> call_hook(Plugin(), "kagent_code_printer", info=info, config=Config()) is None
     True
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kagent_graph_optimizer(info: DeviceInfo, config: Config) -> GraphOptimizer | None:
+    """Return the `GraphOptimizer` of a device of this plugin; None when it has none (optional).
+
+    Examples
+    --------
+    >>> from kagent_core import hookimpl
+    >>> from kagent_core.config import Config
+    >>> from kagent_core.device import GraphOptimizer
+    >>> from kagent_core.specs import Device, DeviceInfo
+    >>> from kagent_core.testing import call_hook
+    >>> class Tell(GraphOptimizer):
+    ...     def optimize(self, graph):
+    ...         print(len(graph.graph.nodes), "nodes")
+    >>> class Plugin:
+    ...     @hookimpl
+    ...     def kagent_graph_optimizer(self, info, config):
+    ...         return Tell() if info.device.type == "toy" else None
+    >>> info = DeviceInfo(Device("toy", 0), "Toy 3000")
+    >>> type(call_hook(Plugin(), "kagent_graph_optimizer", info=info, config=Config())).__name__
+    'Tell'
     """
     raise NotImplementedError
 

@@ -182,6 +182,7 @@ class PluginManager:
                 packer=self._provide("kagent_argument_packer", info, ArgumentPacker),
                 deriver=self._provide("kagent_launch_config_deriver", info, LaunchConfigDeriver),
                 printer=self._ask_provider("kagent_code_printer", info),
+                optimizer=self._ask_provider("kagent_graph_optimizer", info),
                 # last: when any of the others fails, there is no open runtime to close
                 runtime=self._provide("kagent_runtime", info, Runtime),
             )

@@ -24,7 +24,8 @@ from kagent_core.inspect import logs
 from kagent_core.inspect.report import PlanReport
 from kagent_core.kernels import KernelSet, UserKernel, active_kernels, configured_kernels, kernels_for
 from kagent_core.plugins import PluginManager
-from kagent_core.profile.problem import problem_key
+from kagent_core.profile.file import profile_path
+from kagent_core.profile.problem import problem_key, size_class
 from kagent_core.schedule.agent import SchedulerAgent
 from kagent_core.schedule.stages import DefaultPlacement
 from kagent_core.single import SingleOperators
@@ -33,9 +34,8 @@ from kagent_core.specs.tiles import TileChoice
 
 if TYPE_CHECKING:
     from kagent_core.execute.plan import ExecutionPlan
+    from kagent_core.execute.pool import MemoryUse
     from kagent_core.profile.agent import ProfilerAgent
-
-PROFILE_FILE = "profile.sqlite3"
 
 _execute_log = logs.get_logger("execute")
 
@@ -105,16 +105,28 @@ class Session:
 
     @functools.cached_property
     def profiler(self) -> ProfilerAgent:
-        """The ProfilerAgent; made when ``profile`` first needs it, so that others never touch its file."""
+        """The ProfilerAgent; made when something is written to its file or the file is there, so that none is made."""
         from kagent_core.profile.agent import ProfilerAgent
 
         if self._base is not None:
             return self._base.profiler
-        return ProfilerAgent(self.config.cache_dir / PROFILE_FILE)
+        return ProfilerAgent(profile_path(self.config))
+
+    @functools.cached_property
+    def _suggests(self) -> bool:
+        """Whether the ProfilerAgent is asked for launch configs. Where it has no file, there is nothing to ask for."""
+        return self.config.profile or (self.config.tuned and profile_path(self.config).exists())
 
     def open(self, device: Device) -> OpenDevice:
         """Return a device, opened once."""
         return self._open(self.plugins.resolve(str(device)))
+
+    def may_rewrite(self, signature: str) -> bool:
+        """Whether calls of an operator may become others: not where somebody has a kernel or a device for them."""
+        layers = kernels_for((*self._user_kernels, self._configured), self.target.device)
+        kernels = (kernel for layer in layers for kernel in layer)
+        own = any(signature == kernel.signature or signature in kernel.fuses for kernel in kernels)
+        return not own and signature not in self.config.placement
 
     def on_fallback_device(self) -> Session:
         """Return the process's session with the same config, but for the fallback device as its target."""
@@ -136,8 +148,20 @@ class Session:
         """Return the device's ExecutorAgent."""
         with self._lock:
             if device not in self._executors:
-                self._executors[device] = ExecutorAgent(self.base.open(device))
+                config = self.config
+                self._executors[device] = ExecutorAgent(
+                    self.base.open(device), config.device_memory_limit, config.parameters, config.cache_dir
+                )
             return self._executors[device]
+
+    def memory_use(self) -> dict[Device, MemoryUse]:
+        """Return what the memory of each device is used for, of those that this session has run something on.
+
+        A device in host memory is left out: what it uses is PyTorch's.
+        """
+        with self._lock:
+            executors = list(self._executors.values())
+        return {e.opened.device: e.memory_use() for e in executors if not e.opened.runtime.host_memory}
 
     def suggest(self, info: DeviceInfo, kernel: KernelDescriptor, calls: Sequence[OpCall]) -> LaunchConfig | None:
         """Ask the ProfilerAgent for the best launch config known on a device."""
@@ -168,6 +192,8 @@ class Session:
             while self.abandoned:
                 for plan in self.abandoned.popleft().values():
                     plan.close()
+                for executor in list(self._executors.values()):
+                    executor.release_unused()
 
     def close(self) -> None:
         """Write the profile down and close every device."""
@@ -200,7 +226,7 @@ class Session:
     def _has_tiles(self) -> bool:
         """Whether tile sizes may come from elsewhere than the device."""
         forced = [each.config for each in self.forced_launch_configs.values()]
-        return self.config.profile or any(c.tiles for c in (*forced, *self.config.launch_configs.values()))
+        return self._suggests or any(c.tiles for c in (*forced, *self.config.launch_configs.values()))
 
     def _choose_tiles(self, info: DeviceInfo, calls: Sequence[OpCall]) -> TileChoice:
         named = {name: ForcedLaunchConfig(name, config) for name, config in self.config.launch_configs.items()}
@@ -208,7 +234,12 @@ class Session:
         return choose_tiles(calls, {**named, **self.forced_launch_configs}, self._suggest(info, signature, calls))
 
     def _suggest(self, info: DeviceInfo, kernel: str, calls: Sequence[OpCall]) -> LaunchConfig | None:
-        return self.profiler.suggest(info, kernel, problem_key(calls)) if self.config.profile else None
+        if not self._suggests or not self.profiler.has_configs(info):
+            return None
+        exact = self.profiler.suggest(info, kernel, problem_key(calls))
+        if exact is not None or kernel != "+".join(call.signature for call in calls):
+            return exact
+        return self.profiler.suggest(info, calls[0].signature, size_class(calls[0]))
 
     def _task_finished(self, event: TaskFinished) -> None:
         if self.config.profile and event.error is None:

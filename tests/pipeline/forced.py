@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kagent_core.capture.ranges import overlap_with_written
+from kagent_core.folded import FoldedGraph
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import session_for
 from kagent_core.testing.compare import assert_alike, assert_same, copy_arguments
@@ -43,7 +44,7 @@ def generated_everywhere(*, whole_models: bool = False, made_from: Collection[to
     def run_both(graph: CompiledGraph, args: Any) -> Any:
         # a session with kernels of the test's own is no twin's, and tensors that overlap do not stay so when copied
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        special = graph.session is not graph.session.base or overlapping(tensors)
+        special = graph.session is not graph.session.base or graph.graph.fixed or overlapping(tensors)
         copies = None if special or is_uninitialized(graph) else copy_arguments(list(args))
         before = torch.get_rng_state()
         want = run(graph, args)
@@ -58,8 +59,26 @@ def generated_everywhere(*, whole_models: bool = False, made_from: Collection[to
         assert torch.equal(torch.get_rng_state(), after), "with generated kernels it draws other random numbers"
         return want
 
+    run_folded = FoldedGraph.__call__
+
+    def run_as_captured_too(graph: FoldedGraph, args: Any) -> Any:
+        if overlapping([arg for arg in args if isinstance(arg, torch.Tensor)]):
+            return run_folded(graph, args)
+        copies = copy_arguments(list(args))
+        before = torch.get_rng_state()
+        got = run_folded(graph, args)
+        torch.set_rng_state(before)
+        whole = graph.run_whole
+        assert isinstance(whole, CompiledGraph)
+        want = run(twin_of(whole), copies)
+        names.append(graph.name)
+        assert_alike(list(got), list(want), f"{graph.name} with constants folded")
+        assert_alike(copies, list(args), f"arguments of {graph.name} with constants folded")
+        return got
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompiledGraph, "__call__", run_both)
+        patch.setattr(FoldedGraph, "__call__", run_as_captured_too)
         yield names
 
 

@@ -110,7 +110,8 @@ def test_a_model_with_real_weights() -> None:
             inputs = {key: value[order] for key, value in batch.items()}
             expected = outputs_of(model, inputs)
             assert expected[0].shape == (4, batch["input_ids"].shape[1], 384)
-            assert_same(outputs_of(through_kagent, inputs), expected, "MiniLM")
+            exact = outputs_of(_minilm()[0].double(), inputs)
+            assert_as_exact(outputs_of(through_kagent, inputs), expected, exact, 2, "MiniLM")
     (plan,) = plans
     assert plan.fallbacks == ()
 

@@ -91,7 +91,7 @@ def aten_registry() -> KernelRegistry:
 def aten_kernel(call: OpCall) -> KernelDescriptor | None:
     """Return ATen's kernel for a call, or None when torch has none for the CPU."""
     overload = call.overload
-    if overload is None or not _runs_on_cpu(overload):
+    if not isinstance(overload, torch._ops.OpOverload) or not _runs_on_cpu(overload):
         return None
     into: Callable[..., Any] | None = None
     names: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from kagent_core.hooks import hookimpl
 from kagent_core.specs import Device, DeviceInfo
 
 if TYPE_CHECKING:
-    from kagent_core.device import ArgumentPacker, CodeGenerator, LaunchConfigDeriver, Runtime
+    from kagent_core.device import ArgumentPacker, CodeGenerator, GraphOptimizer, LaunchConfigDeriver, Runtime
     from kagent_core.registry import KernelRegistry
 
 DEVICE_TYPE = "cpu"
@@ -91,6 +91,20 @@ def kagent_code_printer(info: DeviceInfo, config: Config) -> CodeGenerator | Non
     from kagent_cpu.generate import code_generator
 
     return code_generator(config)
+
+
+@hookimpl
+def kagent_graph_optimizer(info: DeviceInfo, config: Config) -> GraphOptimizer | None:
+    """Give what packs weights for oneDNN, where torch has that and the config does not want generated kernels only."""
+    import torch
+
+    if info.device.type != DEVICE_TYPE or config.generated_kernels == "all":
+        return None
+    if not torch.backends.mkldnn.is_available():
+        return None
+    from kagent_cpu.prepacking import Prepacking
+
+    return Prepacking()
 
 
 def _processor_name() -> str:

@@ -1,0 +1,147 @@
+"""Inference graphs whose constants are computed once, and again when the parameters that they come from change."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kagent_core.inspect.logs import get_logger
+from kagent_core.optimize.splitting import SplitGraph
+from kagent_core.watch.memory import MemoryWatch, memory_of
+
+log = get_logger("capture")
+
+GraphRunner = Callable[[Sequence[Any]], list[Any]]
+
+KEPT = 64
+"""Sets of parameters whose constants are kept: a graph that layers share is called with those of each."""
+
+RESTLESS = 3
+"""Calls in a row at which parameters have changed, after which a graph runs as it was captured; and calls in a row at
+which they have not, after which constants are computed again."""
+
+
+class FoldedGraph:
+    """A graph in two parts: constants of its parameters, and what is computed from those at every call.
+
+    At every call the parameters are compared with those that the constants were computed from: the objects, their
+    memory, PyTorch's version counters, and, unless the config trusts those, what lies in the memory, since writing
+    through ``.data``, NumPy or a storage moves no counter. Safe to call from many threads.
+
+    Parameters
+    ----------
+    name
+        For logs.
+    parts
+        The two parts.
+    run
+        Runs the second one.
+    run_whole
+        Makes what runs the graph as it was captured.
+    watch
+        Notices that memory is written; None where version counters are trusted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: SplitGraph,
+        run: GraphRunner,
+        run_whole: Callable[[], GraphRunner],
+        watch: MemoryWatch | None,
+    ) -> None:
+        self.name = name
+        self._parts = parts
+        self._run = run
+        self._make_whole = run_whole
+        self._watch = watch
+        self._known: OrderedDict[tuple[int, ...], _Constants] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def run_whole(self) -> GraphRunner:
+        """What runs the graph as it was captured."""
+        return self._make_whole()
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Run the graph."""
+        constants = self._constants([args[position] for position in self._parts.watched])
+        if constants is None:
+            return self.run_whole(args)
+        return self._run([*[args[position] for position in self._parts.kept], *constants])
+
+    def _constants(self, parameters: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        """Return the constants of some parameters; None while those keep changing."""
+        key = tuple(map(id, parameters))
+        with self._lock:
+            known = self._known.get(key)
+            if known is None or not known.are_of(parameters):
+                known = self._known[key] = _Constants(parameters, self._watch)
+                while len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+            elif known.changed(parameters):
+                known.unchanged_calls = 0
+                known.changed_calls += 1
+                known.values = None
+                if known.changed_calls == RESTLESS:
+                    log.info("%s: its parameters change at every call, so nothing is folded into them", self.name)
+            else:
+                known.unchanged_calls += 1
+                if known.unchanged_calls >= RESTLESS:
+                    known.changed_calls = 0
+            self._known.move_to_end(key)
+            if known.values is None and known.changed_calls < RESTLESS:
+                known.values = self._computed(parameters)
+            return known.values
+
+    def _computed(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        # as memory that anybody may use later, without gradients, and in the types that capture has written down
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+            made = self._parts.constants(*(parameter.detach() for parameter in parameters))
+        log.debug("%s: computed %d constants from %d parameters", self.name, self._parts.count, len(parameters))
+        return made
+
+
+class _Constants:
+    """What was computed from some parameters, and how those were then."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], watch: MemoryWatch | None) -> None:
+        self._watch = watch
+        self._references = [weakref.ref(parameter) for parameter in parameters]
+        self._found: list[bytes] = []
+        self._look(parameters)
+        self.values: list[torch.Tensor] | None = None
+        self.changed_calls = 0
+        self.unchanged_calls = 0
+
+    def are_of(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the parameters, rather than others that came to have the same numbers."""
+        return all(ref() is parameter for ref, parameter in zip(self._references, parameters, strict=True))
+
+    def changed(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether anything about the parameters is new since the last time, and note how it is now."""
+        if list(map(_state, parameters)) != self._states:
+            self._look(parameters)
+            return True
+        if self._memory is None:
+            return False
+        before, self._found = self._found, self._memory.compute()
+        return before != self._found
+
+    def _look(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._states = list(map(_state, parameters))
+        # watched before constants are computed: what is written in between is noticed at the next call
+        self._memory = None if self._watch is None else self._watch.table([*map(memory_of, parameters)])
+        if self._memory is not None:
+            self._found = self._memory.compute()
+
+
+def _state(parameter: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+    version = -1 if parameter.is_inference() else parameter._version
+    return version, parameter.data_ptr(), parameter.stride()

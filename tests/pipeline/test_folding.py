@@ -1,0 +1,309 @@
+"""In inference what depends on parameters only is computed once, and again however the parameters change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kagent_core.inference
+from kagent_core import kernel, load_config
+from kagent_core.folded import RESTLESS, FoldedGraph
+from kagent_core.testing.compare import assert_as_exact, assert_same
+from kagent_core.watch.memory import make_memory_watch
+from kagent_core.watch.pages import page_watcher
+
+
+class Network(nn.Module):
+    """A convolution with a batch normalization, and a product with a scale and a shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.linear = nn.Linear(8, 16)
+        self.scale = nn.Parameter(torch.randn(16))
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+        with torch.no_grad():
+            self.norm.weight.normal_()
+            self.norm.bias.normal_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return self.linear(x) * self.scale - 1
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def folded(monkeypatch: pytest.MonkeyPatch) -> list[FoldedGraph]:
+    """The graphs whose constants were folded while the test runs."""
+    made: list[FoldedGraph] = []
+
+    def note(*args: object, **kwargs: object) -> FoldedGraph:
+        made.append(FoldedGraph(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(kagent_core.inference, "FoldedGraph", note)
+    return made
+
+
+def computed(graph: FoldedGraph, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an item whenever constants are computed."""
+    counts: list[int] = []
+    compute = graph._computed
+    monkeypatch.setattr(graph, "_computed", lambda parameters: (counts.append(1), compute(parameters))[1])
+    return counts
+
+
+def compiled(model: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
+    return torch.compile(model, backend="kagent", options={"device": "cpu", **options})
+
+
+def check(run: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> None:
+    exact = copy.deepcopy(model).double()(x.double())
+    assert_as_exact(run(x), model(x), exact, 2, "folded")
+
+
+# -- changes
+
+
+def _swap_object(model: Network) -> None:
+    model.linear.weight = nn.Parameter(torch.randn(16, 8))
+
+
+def _load(model: Network) -> None:
+    other = Network()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.normal_()
+    model.load_state_dict(other.state_dict())
+
+
+def _assign(model: Network) -> None:
+    changed = {name: value + torch.rand(()) if value.is_floating_point() else value for name, value in state(model)}
+    model.load_state_dict(changed, assign=True)
+
+
+def state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return list(model.state_dict().items())
+
+
+def _optimize(model: Network) -> None:
+    with torch.enable_grad():
+        model(torch.randn(2, 3, 8, 8)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def _set_data(model: Network) -> None:
+    model.scale.data = torch.randn(16)
+
+
+CHANGES: dict[str, Callable[[Network], object]] = {
+    "in place": lambda m: m.conv.weight.mul_(2),
+    "a buffer in place": lambda m: m.norm.running_mean.add_(1),
+    "load_state_dict": _load,
+    "load_state_dict with assign": _assign,
+    "an optimizer step": _optimize,
+    "another parameter object": _swap_object,
+    "another tensor as data": _set_data,
+    "one element of data": lambda m: m.conv.weight.data[7, 2, 2, 2].fill_(9),
+    "numpy": lambda m: np.copyto(m.linear.weight.detach().numpy(), 0.5),
+    "storage": lambda m: m.scale.untyped_storage().fill_(0),
+    "a view of data": lambda m: m.norm.weight.data.view(2, 4)[1].mul_(3),
+    "dlpack": lambda m: torch.from_dlpack(m.linear.bias.detach()).fill_(3),
+}
+
+
+@pytest.fixture(params=["pages", "fingerprints"])
+def watching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is watched by the system, where it can be, or looked at."""
+    if request.param == "pages" and isinstance(page_watcher(), str):
+        pytest.skip(f"pages cannot be watched here: {page_watcher()}")
+    if request.param == "fingerprints":
+        directory = load_config().cache_dir
+        watch = make_memory_watch(directory, lambda: "not in this test")
+        monkeypatch.setattr(kagent_core.inference, "memory_watch", lambda cache_dir: watch)
+
+
+@pytest.mark.usefixtures("watching")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@torch.no_grad()
+def test_every_change_of_a_parameter_is_noticed(
+    change: Callable[[Network], object], folded: list[FoldedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    run = compiled(model)
+    check(run, model, x)
+    check(run, model, x)
+    (graph,) = folded
+    counts = computed(graph, monkeypatch)
+    before = run(x)
+    assert not counts
+    for _ in range(2):
+        change(model)
+        check(run, model, x)
+    assert counts
+    assert not torch.equal(run(x), before)
+
+
+@torch.no_grad()
+def test_parameters_that_change_at_every_call_are_folded_no_more_until_they_rest(
+    folded: list[FoldedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    run = compiled(model)
+    run(x)
+    counts = computed(folded[0], monkeypatch)
+    for _ in range(3 * RESTLESS):
+        model.scale.data.mul_(1.1)
+        check(run, model, x)
+    assert len(counts) < RESTLESS
+    counts.clear()
+    for _ in range(3 * RESTLESS):
+        check(run, model, x)
+    assert len(counts) == 1
+
+
+@torch.no_grad()
+def test_layers_that_share_a_graph_have_constants_of_their_own(
+    folded: list[FoldedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [Network().eval() for _ in range(3)]
+    for number, model in enumerate(models):
+        model.scale.fill_(number + 1)
+    x = torch.randn(2, 3, 8, 8)
+
+    def run_one(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    run = torch.compile(run_one, backend="kagent", options={"device": "cpu"})
+    for _ in range(2):
+        for model in models:
+            exact = copy.deepcopy(model).double()(x.double())
+            assert_as_exact(run(model, x), model(x), exact, 2, "shared")
+    counts = [computed(graph, monkeypatch) for graph in folded]
+    for model in models:
+        run(model, x)
+    assert not any(counts)
+
+
+@torch.no_grad()
+def test_what_the_program_writes_itself_is_no_constant() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            doubled = self.count * 2
+            self.count.add_(1)
+            return x + doubled
+
+    model, twin = Counting(), Counting()
+    run = compiled(model)
+    for _ in range(4):
+        x = torch.randn(4)
+        assert_same(run(x), twin(x), "counting")
+    assert_same(model.count, twin.count, "count")
+
+
+@torch.no_grad()
+def test_a_constant_that_is_returned_is_the_callers() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(6.0))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            table = self.weight * 2
+            return table.view(2, 3), x + table
+
+    model = Table()
+    run = compiled(model)
+    x = torch.ones(6)
+    for _ in range(3):
+        table, total = run(x)
+        assert_same((table, total), model(x), "table")
+        table.fill_(-1)  # the caller's to write
+
+
+@torch.no_grad()
+def test_trusting_version_counters_watches_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kagent_core.inference, "memory_watch", lambda cache_dir: pytest.fail("asked for"))
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    run = compiled(model, parameters="version")
+    check(run, model, x)
+    model.scale.mul_(2)
+    check(run, model, x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"fold_constants": False}, {"parameters": "copied"}])
+def test_folding_can_be_turned_off(options: dict[str, object], folded: list[FoldedGraph]) -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    check(compiled(model, **options), model, x)
+    assert not folded
+
+
+def test_training_folds_nothing(folded: list[FoldedGraph]) -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    twin = copy.deepcopy(model)
+    compiled(model)(x).sum().backward()
+    twin(x).sum().backward()
+    assert not folded
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert_same(mine.grad, theirs.grad, name)
+
+
+@torch.no_grad()
+def test_a_kernel_of_the_users_is_not_rewritten_away() -> None:
+    called: list[int] = []
+
+    @kernel("aten::gelu", device="cpu")
+    def my_gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+        called.append(1)
+        return torch.nn.functional.gelu(self, approximate=approximate)
+
+    try:
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval()
+        x = torch.randn(4, 8)
+        assert_same(compiled(model)(x), model(x), "gelu")
+    finally:
+        my_gelu.unregister()
+    assert called
+
+
+@torch.no_grad()
+def test_results_are_laid_out_as_eagers() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 1)).eval()
+    for x in (torch.randn(2, 3, 9, 9), torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last)):
+        torch._dynamo.reset()
+        got, want = compiled(model)(x), model(x)
+        assert got.stride() == want.stride()
+        assert_as_exact(got, want, copy.deepcopy(model).double()(x.double()), 2, "strides")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.GELU, nn.Tanh])
+def test_nan_and_infinities_come_through_products_and_activations(activation: type[nn.Module]) -> None:
+    conv = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), activation()).eval()
+    linear = nn.Sequential(nn.Linear(8, 16), activation()).eval()
+    x, y = torch.randn(2, 3, 8, 8), torch.randn(5, 8)
+    for t in (x, y):
+        t.view(-1)[3] = float("nan")
+        if activation is not nn.GELU:  # of infinity, eager PyTorch's gives NaN or infinity, as its vectors end
+            t.view(-1)[11] = float("inf")
+    for model, t in ((conv, x), (linear, y)):
+        got, want = compiled(model)(t), model(t)
+        assert torch.equal(got.isnan(), want.isnan())
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=1e-5)
