@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.kernel import KernelArg
+from kagent_core.codegen.philox import SCALAR_HELPERS
 from kagent_core.codegen.text import Text, bare
 
 SHORT = {
@@ -51,7 +53,8 @@ INDEX_OUT_OF_BOUNDS = 3
 FUSED_MULTIPLY_ADD = "if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)"
 """The preprocessor's condition for hardware that rounds ``a * b + c`` once in one step."""
 
-PREAMBLE_HELPERS = r"""
+PREAMBLE_HELPERS = (
+    r"""
 /* half types: kept in memory as 16 bits, computed with in f32 */
 INLINE f32 load_bf16(bf16 bits) { return bits_f32((u32)bits << 16); }
 INLINE bf16 store_bf16(f32 x) {
@@ -118,6 +121,8 @@ INLINE f64 mad_f64(f64 a, f64 b, f64 c) { return a * b + c; }
 DEFINE_DIVISION(i8) DEFINE_DIVISION(i16) DEFINE_DIVISION(i32) DEFINE_DIVISION(i64)
 DEFINE_UNSIGNED_DIVISION(u8) DEFINE_UNSIGNED_DIVISION(u16) DEFINE_UNSIGNED_DIVISION(u32) DEFINE_UNSIGNED_DIVISION(u64)
 """.replace("FUSED_MULTIPLY_ADD", FUSED_MULTIPLY_ADD)
+    + SCALAR_HELPERS
+)
 """What every device's preamble ends with. It needs the short type names, ``INLINE``, ``bits_f32`` and ``f32_bits``."""
 
 INFIX = {
@@ -185,6 +190,13 @@ class CFamily:
         """Whether indices have 32 bits."""
         return self.index_type != "i64"
 
+    lacks: Mapping[str, str] = MappingProxyType({})
+    """Dtypes that the device cannot compute in, each with the reason. No kernel is written that has one inside."""
+
+    wide = "float64"
+    """The type in which long sums of float32 go on. With float32 what they lose is kept beside them, where sums of
+    chunks are added up: for a device that has no wider type."""
+
     one_pass = False
     """Whether a row is read once wherever it can be, element by element: where no cache holds it in between."""
 
@@ -241,6 +253,8 @@ class CFamily:
             return f"(-{2**63 - 1}L - 1)" if value == -(2**63) else _signed(f"{value}{suffix}")
         if value == -(2**31):
             return f"(-{2**31 - 1} - 1)"
+        if dtype == "uint32":
+            return f"{value}u"
         return _signed(str(value)) if NBITS[dtype] == 32 else f"({SHORT[dtype]}){_signed(str(value))}"
 
     def _float_literal(self, value: float, dtype: str) -> str:
@@ -319,11 +333,11 @@ class CFamily:
 
     def _p_max(self, dtype: str, args: list[str]) -> str:
         a, b = args
-        return f"({a} != {a} ? {a} : {a} > {b} ? {a} : {b})" if dtype in FLOATS else f"({a} > {b} ? {a} : {b})"
+        return _extreme(a, ">", b) if dtype in FLOATS else f"({a} > {b} ? {a} : {b})"
 
     def _p_min(self, dtype: str, args: list[str]) -> str:
         a, b = args
-        return f"({a} != {a} ? {a} : {a} < {b} ? {a} : {b})" if dtype in FLOATS else f"({a} < {b} ? {a} : {b})"
+        return _extreme(a, "<", b) if dtype in FLOATS else f"({a} < {b} ? {a} : {b})"
 
     def _p_select(self, dtype: str, args: list[str]) -> str:
         # the branch that is not taken must not be evaluated: it may read where there is no memory
@@ -463,6 +477,12 @@ def _as_float32(text: str) -> float:
 
     value: float = struct.unpack("f", struct.pack("f", float(text)))[0]
     return value
+
+
+def _extreme(a: str, order: str, b: str) -> str:
+    """Return the one of two floats that comes first in an order, or NaN where one is."""
+    # a sum of two conditions, of which gcc makes vectors; of nested choices, or with |, it makes none
+    return f"(({a} {order} {b}) + ({a} != {a}) ? {a} : {b})"
 
 
 def _is_plain_number(node: Expr) -> bool:

@@ -142,9 +142,9 @@ def _moments_of_block(block: Block) -> State:
         return (value - middle) * (value - middle)
 
     squares = block.reduce("sum", square)
-    count, mean, spread = (part.to("float64") for part in (block.count, middle, squares))
+    count, mean, spread = (part.widened() for part in (block.count, middle, squares))
     if total.dtype != "float64":  # what rounding the mean has cost: much, where it is large beside the deviation
-        rest = block.reduce("sum", lambda value: value - middle).to("float64")
+        rest = block.reduce("sum", lambda value: value - middle).widened()
         mean, spread = mean + rest / count, spread - rest * (rest / count)
     return count, mean, spread
 
@@ -167,7 +167,7 @@ def _weights_of_block(block: Block) -> State:
     # a NaN need not be the greatest: it makes the sum NaN
     top = block.reduce("fmax", lambda value: value)
     shift = _finite(top)
-    return top, block.reduce("sum", lambda value: (value - shift).op("exp")).to("float64")
+    return top, block.reduce("sum", lambda value: (value - shift).op("exp")).widened()
 
 
 def _finite(top: Element) -> Element:
@@ -179,7 +179,7 @@ def _merged_weights(one: State, other: State) -> State:
     (top, weights), (its_top, its_weights) = one, other
     higher = (its_top > top).where(its_top, top)
     shift = _finite(higher)
-    scale, its_scale = ((value - shift).op("exp").to("float64") for value in (top, its_top))
+    scale, its_scale = ((value - shift).op("exp").widened() for value in (top, its_top))
     return higher, weights * scale + its_weights * its_scale
 
 

@@ -12,8 +12,6 @@ from kagent_core.codegen.generic import GENERIC
 from kagent_core.codegen.rules import RULES
 from kagent_core.errors import SignatureError
 
-_DRAWS = "draws random numbers, which must be those that PyTorch's own generator gives"
-
 NOT_GENERATED = {
     "aten::_fft_c2r": "complex numbers",
     "aten::_fft_r2c": "complex numbers",
@@ -22,10 +20,7 @@ NOT_GENERATED = {
     "aten::_native_batch_norm_legit": "writes the running statistics in place; capture gives its functional variant",
     "aten::empty.memory_format": "computes nothing",
     "aten::empty_strided": "computes nothing",
-    "aten::native_dropout": _DRAWS,
-    "aten::rand": _DRAWS,
-    "aten::randn": _DRAWS,
-    "aten::randperm": _DRAWS,
+    "aten::randperm": "random numbers that are all different, each of which depends on all others",
     "aten::nonzero": "the size of its result depends on data",
     "aten::resize_": "changes its argument's size, which no captured graph does",
 }

@@ -45,6 +45,10 @@ class Element:
         """Convert to the type that is computed in: float32 for the half types."""
         return self.to(compute_dtype(self.dtype))
 
+    def widened(self) -> Element:
+        """Convert to the type in which float32 is summed up: float64, or float32 where a device has no wider one."""
+        return self.to(self.made_by.wide)
+
     def number(self, value: Number) -> Element:
         """Return a number of this element's type."""
         return Element(self.made_by.constant(value, self.dtype), self.made_by)

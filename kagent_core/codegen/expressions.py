@@ -151,10 +151,14 @@ class Expressions:
     round_halves
         Whether values of half types are rounded after every operator, as eager PyTorch does. Else a value that stays
         inside the kernel is kept in float32.
+    wide
+        The type in which what float32 is too narrow for is computed: float64, or float32 itself where a device has no
+        wider one.
     """
 
-    def __init__(self, round_halves: bool = True) -> None:
+    def __init__(self, round_halves: bool = True, wide: str = "float64") -> None:
         self.round_halves = round_halves
+        self.wide = wide
         self._known: dict[Any, Expr] = {}
         self._mask: Expr | None = None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Self
 
-from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.c_family import SHORT, CFamily
 from kagent_core.codegen.generic import GenericKernels
 from kagent_core.codegen.kernel import KernelArg, KernelSource, LoopNest
 from kagent_core.codegen.lowering import Lowering
@@ -101,6 +101,10 @@ class ExpressionGenerator:
         other._choose_tiles = choose
         return other
 
+    def has_tiles(self, calls: Sequence[OpCall]) -> bool:
+        """Return whether a kernel for some calls is one with tile sizes."""
+        return self._has_generic(calls[0])
+
     def can_generate(self, calls: Sequence[OpCall], inner: Collection[int] = ()) -> str | None:
         """Return why no kernel can be made of some calls, or None when one can."""
         stored = frozenset(spec.buffer for call in calls for spec in call.outputs if spec.buffer not in inner)
@@ -135,6 +139,7 @@ class ExpressionGenerator:
             packed=tuple(packed(arg) for arg in source.args),
             items=source.items,
             reports=source.reports,
+            threads=source.threads,
         )
 
     def source(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource:
@@ -170,7 +175,7 @@ class ExpressionGenerator:
         if known is not None:
             return with_buffers(known[0], known[1], numbers)
         try:
-            made = _named(self._written(calls, stored, choice), calls)
+            made = _named(self._checked(self._written(calls, stored, choice), calls), calls)
         except NotLoweredError as error:
             return str(error)
         except LaunchConfigError:
@@ -190,7 +195,8 @@ class ExpressionGenerator:
         if self._makes_nothing(calls):
             return KernelSource("KERNEL_NAME", f"{self.language.head('KERNEL_NAME', (), False)} {{\n}}\n", (), items=0)
         try:
-            lowering = Lowering(calls, self._rules, stored, self._round_halves, one_pass=self.language.one_pass)
+            one_pass, wide = self.language.one_pass, self.language.wide
+            lowering = Lowering(calls, self._rules, stored, self._round_halves, one_pass=one_pass, wide=wide)
             nest = merge_axes(lowering.run(), lowering.expressions)
         except NotLoweredError:
             if self._generic is None or not self._takes_generic(calls):
@@ -198,6 +204,23 @@ class ExpressionGenerator:
             return self._tiled(self._generic, calls, stored, choice)
         made = self._in_narrowest(lambda language: self._write_loops(nest, language, "KERNEL_NAME"))
         return replace(made, lowered=True)
+
+    def _checked(self, made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:
+        """Return a kernel that computes in no type that the device lacks, and has no tensor of one.
+
+        Raises
+        ------
+        NotLoweredError
+            With the reason.
+        """
+        for dtype, reason in self.language.lacks.items():
+            tensors = [spec for call in calls for spec in (*call.inputs, *call.outputs)]
+            if any(spec.dtype.name == dtype for spec in tensors):
+                raise NotLoweredError(reason)
+            if re.search(rf"(?<![A-Za-z0-9]){SHORT[dtype]}(?!\d)", made.text):
+                signatures = "+".join(call.signature for call in calls)
+                raise NotLoweredError(f"{signatures} computes in {dtype} inside, and {reason}")
+        return made
 
     def _makes_nothing(self, calls: Sequence[OpCall]) -> bool:
         """Whether no result has elements: then there is nothing to compute, whatever the operators are."""

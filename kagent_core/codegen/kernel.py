@@ -98,6 +98,8 @@ class KernelSource:
         Independent pieces of work.
     lowered
         Whether it is loops around expressions rather than a parametrised kernel.
+    threads
+        How many threads a block must have, where they share each piece of work; None where each has its own.
     """
 
     name: str
@@ -106,3 +108,4 @@ class KernelSource:
     reports: bool = False
     items: int = 1
     lowered: bool = False
+    threads: int | None = None

@@ -16,7 +16,7 @@ from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.nest import Nest, flat_position, normalized_dims
 from kagent_core.codegen.primitives import COSTLY, PRIMITIVES
 from kagent_core.codegen.reduced import Reduced
-from kagent_core.codegen.table import LoweringKind, NotLoweredError, Operands, Rule, RuleTable
+from kagent_core.codegen.table import NotLoweredError, Operands, Rule, RuleTable
 from kagent_core.specs import OpCall, TensorSpec
 
 MOST_REPEATED = 2
@@ -40,12 +40,21 @@ class Lowering:
         For an epilogue, the tensor whose elements the kernel around it computes.
     one_pass
         Whether rows are read once wherever they can be, element by element: where no cache holds them in between.
+    wide
+        See `Expressions`.
+
+    Attributes
+    ----------
+    result
+        While a rule is called, the first tensor that its operator returns.
 
     Raises
     ------
     NotLoweredError
         When the calls cannot be one nest of loops.
     """
+
+    result: TensorSpec
 
     def __init__(
         self,
@@ -55,9 +64,10 @@ class Lowering:
         round_halves: bool = True,
         given: TensorSpec | None = None,
         one_pass: bool = False,
+        wide: str = "float64",
     ) -> None:
         self.one_pass = one_pass
-        self.expressions = Expressions(round_halves)
+        self.expressions = Expressions(round_halves, wide)
         self._calls = tuple(calls)
         self._table = table
         self._stored = stored
@@ -150,8 +160,9 @@ class Lowering:
             for empty in call.outputs:
                 self._define(call, empty, functools.partial(_no_element, call))
             return
+        self.result = next(spec for spec in call.results if spec is not None)
         arguments = {name: self._argument(value) for name, value in full_arguments(call).items()}
-        if rule.kind is LoweringKind.POINTWISE:
+        if not rule.by_index:
             self._lower_pointwise(call, rule, arguments)
             return
         results = rule.function(self, **arguments)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from kagent_core.codegen.dtypes import INTEGERS, NBITS, UNSIGNED
 from kagent_core.specs import OpCall
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
-"""A little below the largest number of each type: what is nearer to it is PyTorch's to judge."""
+_LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127, "float32": (2 - 2**-23) * 2.0**127}
+"""The largest number of each type. Masks of models are made of it."""
 
 
 def fits(*names: str) -> Callable[[OpCall], str | None]:

@@ -81,6 +81,10 @@ _ALL = (
     Primitive("not", 1, note="of a boolean its opposite, of an integer its complement"),
     Primitive("shl", 2, note="0 where the distance is negative or at least the width"),
     Primitive("shr", 2, note="the sign's bits where the distance is negative or at least the width"),
+    # -- of uint64
+    Primitive("mul_hi", 2, cost=4, commutative=True, note="the upper half of the product"),
+    Primitive("philox_low", 3, cost=3 * COSTLY, note="counter, stream, key: the first two words of Philox4x32-10"),
+    Primitive("philox_high", 3, cost=3 * COSTLY, note="the other two words"),
     # -- rounding and parts of floats
     Primitive("floor", 1),
     Primitive("ceil", 1),

@@ -64,6 +64,8 @@ class Reduced:
             Most elements of a row that plain reductions are better for, on a processor with caches. Where neighbours in
             memory belong to different rows, it is `CACHED`, and what counts is a block of columns.
         """
+        if self._lowering.expressions.wide == "float32":
+            return False  # merging states loses digits that plain sums keep
         if self.count <= 1 or self._lowering.one_pass:
             return self.count > 1
         columns = 0 if operand is None else self._columns(operand)

@@ -52,6 +52,8 @@ class Rule:
         the other operands are of a half type; else they are rounded to that type first.
     loops
         Given a call, returns the result's shape cut up further, so that index arithmetic needs no division; or None.
+    by_index
+        Whether the rule says what is at an index: see `indexed`.
     """
 
     signature: str
@@ -61,6 +63,7 @@ class Rule:
     accepts: Callable[[Any], str | None] | None = None
     unrounded: frozenset[str] = frozenset()
     loops: Callable[[Any], Sequence[int]] | None = None
+    by_index: bool = False
 
 
 class RuleTable:
@@ -118,7 +121,7 @@ class RuleTable:
         in. It returns a function from an index of the result to its `Element`, or a tuple of them for several
         results, None for one that is not given. The element is converted to the result's type.
         """
-        return self._register(signatures, kind, Operands.OWN, accepts, loops=loops)
+        return self._register(signatures, kind, Operands.OWN, accepts, loops=loops, by_index=True)
 
     def _register(
         self,
@@ -128,12 +131,13 @@ class RuleTable:
         accepts: Callable[[Any], str | None] | None,
         unrounded: frozenset[str] = frozenset(),
         loops: Callable[[Any], Sequence[int]] | None = None,
+        by_index: bool = False,
     ) -> Callable[[F], F]:
         def register(function: F) -> F:
             for signature in signatures:
                 if signature in self._rules:
                     raise ValueError(f"two lowering rules for {signature}")
-                self._rules[signature] = Rule(signature, kind, function, operands, accepts, unrounded, loops)
+                self._rules[signature] = Rule(signature, kind, function, operands, accepts, unrounded, loops, by_index)
             return function
 
         return register

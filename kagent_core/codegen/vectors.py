@@ -14,6 +14,7 @@ from kagent_core.codegen.c_family import FLOAT_FUNCTIONS, FUSED_MULTIPLY_ADD, IN
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, SUPPORTED, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
+from kagent_core.codegen.philox import vector_helpers
 from kagent_core.codegen.primitives import PRIMITIVES
 from kagent_core.codegen.text import bare
 
@@ -27,7 +28,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
 """OpenCL C's names of the element types, which a number behind them makes names of vectors."""
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-_OWN = frozenset({"select", "max", "min", "neg", "not", "abs", "isnan", "isinf", "signbit", "ldexp"})
+_OWN = frozenset(
+    {
+        *("select", "max", "min", "neg", "not", "abs", "isnan", "isinf", "signbit", "ldexp"),
+        *("mul_hi", "philox_low", "philox_high"),
+    }
+)
 _OF_NUMBERS = frozenset({"add", "sub", "mul", "div", "lt", "le", "gt", "ge", "max", "min", "neg", "abs"})
 _LANE_SUMS = ("f32", "f64", "i32", "i64")
 _LANE_ORDERS = ("f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -94,11 +100,11 @@ class Vectors:
         """Return what the sources of kernels with vectors need: types, conversions, and what a vector's lanes make."""
         width = self.width
         lines = [f"typedef {self.names[short]}{width} {short}x{width};" for short in self.language.types]
-        for short in ("f32", "u32", "u16"):
+        for short in ("f32", "u32", "u16", "u64"):
             name = f"{self.names[short]}{width}"
             lines += [f"#define {how}_{short}x{width} {how}_{name}" for how in ("as", "convert")]
         lines += _multiply_adds([self.named(short) for short in ("f32", "f64") if short in self.language.types])
-        lines += [HALF_HELPERS.strip().replace("xW", f"x{width}")]
+        lines += [HALF_HELPERS.strip().replace("xW", f"x{width}"), vector_helpers(width)]
         for short in self.language.types:
             if short in _LANE_SUMS:
                 lines += [self._lanes("sum", short, "{0} + {1}"), self._lanes("prod", short, "{0} * {1}")]
@@ -279,6 +285,15 @@ class Vectors:
             dtype = f"int{NBITS[compute_dtype(dtype)]}"
             args = [self.bitcast(args[0], dtype)]
         return self.mask(f"({args[0]} < {self.language.literal(0, dtype)})", dtype)
+
+    def _p_mul_hi(self, dtype: str, args: list[str]) -> str:
+        return f"mul_hi({bare(args[0])}, {bare(args[1])})"
+
+    def _p_philox_low(self, dtype: str, args: list[str]) -> str:
+        return f"philox_low_{self.kind(dtype)}({', '.join(map(bare, args))})"
+
+    def _p_philox_high(self, dtype: str, args: list[str]) -> str:
+        return f"philox_high_{self.kind(dtype)}({', '.join(map(bare, args))})"
 
     def _p_ldexp(self, dtype: str, args: list[str]) -> str:
         whole = self.convert(args[1], self.language.value_type(dtype), "i32")

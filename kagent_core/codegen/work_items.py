@@ -6,13 +6,15 @@ them (a grid-stride loop), so that every launch config gives the same result.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
-from kagent_core.codegen.c_family import PREAMBLE_HELPERS, REPORT, CFamily
+from kagent_core.codegen.c_family import PREAMBLE_HELPERS, REPORT, SHORT, CFamily
+from kagent_core.codegen.groups import THREAD, WorkGroups
 from kagent_core.codegen.kernel import KernelArg
 from kagent_core.codegen.text import Text
 from kagent_core.codegen.vectors import Vectors
@@ -36,6 +38,17 @@ C_TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What the short names of generated kernels stand for, where int has 32 bits and long has 64."""
+
+_TWO_SUM = """
+/* sums in no wider type than the numbers' own: what an addition loses is kept beside the sum (Knuth's two-sum) */
+INLINE T two_sum_T(T a, T b, T *rest) {
+    T sum = a + b, added = sum - a;
+    *rest += (a - (sum - added)) + (b - added);
+    return sum;
+}
+"""
+_TWO_SUMMED = "INLINE f32 two_summed_f32(f32 sum, f32 rest) { return rest == rest ? sum + rest : sum; }"
+_TWO_SUMMED_LANES = "INLINE T two_summed_T(T sum, T rest) { return select(sum, sum + rest, rest == rest); }"
 
 _REPORT_SPEC = TensorSpec(DType("int64", 8), (1,), (1,), 0, -1)
 _BIT_CASTS = (("f32", "i32"), ("i32", "f32"), ("f64", "i64"), ("i64", "f64"), ("f32", "u32"), ("u32", "f32"))
@@ -82,6 +95,10 @@ class WorkItemLanguage(CFamily):
     """How many vectors, one behind the other, a work-item computes in a kernel that reduces nothing. Where neighbouring
     work-items run together, one; where each is a loop of a processor's, as many as make starting it worth while."""
 
+    groups: WorkGroups | None = None
+    """How threads of a block work together; None where they had better not, as on a device that runs a block's
+    work-items one after the other. Then no kernel is written that needs it."""
+
     vector_spelling: type[Vectors] = Vectors
     """How vectors are spelled."""
 
@@ -93,7 +110,7 @@ class WorkItemLanguage(CFamily):
         lines = [self.prelude.strip()] if self.prelude.strip() else []
         lines += [f"typedef {name} {short};" for short, name in self.types.items()]
         lines.append(f"#define INLINE {self.inline}")
-        for source, target in _BIT_CASTS:
+        for source, target in (pair for pair in _BIT_CASTS if set(pair) <= set(self.types)):
             head = f"INLINE {target} bits_{source}_{target}({source} x)"
             lines.append(f"{head} {{ union {{ {source} from; {target} to; }} both; both.from = x; return both.to; }}")
         lines.append("INLINE f32 bits_f32(u32 x) { return bits_u32_f32(x); }")
@@ -102,7 +119,34 @@ class WorkItemLanguage(CFamily):
         helpers = PREAMBLE_HELPERS.strip()
         for written, dtype in (("fmaf(", "float32"), ("fma(", "float64")):
             helpers = re.sub(rf"\b{re.escape(written)}", f"{self.function('fma', dtype)}(", helpers)
-        return "\n".join([*lines, helpers, *vectors, ""])
+        if "f64" not in self.types:
+            helpers = "\n".join(line for line in helpers.splitlines() if "f64" not in line)
+        return "\n".join([*lines, helpers, *vectors, *self._two_sums(), ""])
+
+    def _two_sums(self) -> list[str]:
+        """Return the helpers of sums that go on in float32, where no wider type is there."""
+        if self.wide != "float32":
+            return []
+        made = [_TWO_SUM.strip().replace("T", "f32"), _TWO_SUMMED]
+        if self.vectors is not None:
+            vector = self.vectors.named("f32")
+            made += [text.strip().replace("T", vector) for text in (_TWO_SUM, _TWO_SUMMED_LANES)]
+        return made
+
+    def without(self, lacks: Mapping[str, str]) -> Self:
+        """Return the same language for a device that lacks some dtypes.
+
+        Parameters
+        ----------
+        lacks
+            By dtype, the reason, as `DeviceInfo.lacks` has them.
+        """
+        other = copy.copy(self)
+        other.lacks = dict(lacks)
+        other.types = {short: name for short, name in self.types.items() if short not in map(SHORT.get, lacks)}
+        if "float64" in lacks:
+            other.wide = "float32"
+        return other
 
     @property
     def vectors(self) -> Vectors | None:
@@ -111,8 +155,8 @@ class WorkItemLanguage(CFamily):
 
     @classmethod
     def of(cls, info: DeviceInfo) -> Self:
-        """Return the language of one device. By default they all speak the same."""
-        return cls()
+        """Return the language of one device. By default they all speak the same, but for dtypes that one lacks."""
+        return cls().without(dict(info.lacks)) if info.lacks else cls()
 
     def head(self, name: str, args: Sequence[KernelArg], reports: bool) -> str:
         """Return the head of a kernel."""
@@ -143,13 +187,35 @@ class WorkItemLanguage(CFamily):
 
     def open_items(self, text: Text, axes: Sequence[tuple[str, str, int]], steps: int) -> int:
         """Open one loop of a work-item over its share of the steps, the last axis' steps being neighbours."""
+        return self._open_steps(text, axes, self.item, self.item_count)
+
+    def open_groups(self, text: Text, axes: Sequence[tuple[str, str, int]]) -> int:
+        """Open one loop of a block over its share of the steps, each of which all threads of the block do together.
+
+        It is the same loop for all of them, so that barriers may stand in it.
+        """
+        assert self.groups is not None
+        return self._open_steps(text, axes, self.groups.group, self.groups.group_count)
+
+    def fixed_head(self, head: str, threads: int) -> str:
+        """Return the head of a kernel whose blocks have a fixed number of threads."""
+        assert self.groups is not None
+        fixed = self.groups.fixed.format(threads=threads)
+        return head.replace(self.kernel_qualifiers, f"{self.kernel_qualifiers} {fixed}".rstrip(), 1)
+
+    def thread(self) -> str:
+        """Return the declaration of a thread's number in its block."""
+        assert self.groups is not None
+        return f"const i32 {THREAD} = {self.groups.item};"
+
+    def _open_steps(self, text: Text, axes: Sequence[tuple[str, str, int]], first: str, count: str) -> int:
         kind = self.index_type
         looped = [(name, size) for name, size, extent in axes if extent != 1]
         if looped:
             # unsigned, a step beyond the end cannot become a negative number
             counter = "u32" if self.is_narrow else "i64"
             total = " * ".join(f"({counter}){size}" for _, size in looped)
-            begin, step = f"({counter}){self.item}", f"({counter}){self.item_count}"
+            begin, step = f"({counter}){first}", f"({counter}){count}"
             text.open(f"for ({counter} item = {begin}; item < {total}; item += {step}) {{")
             rest = "item"
             for name, size in reversed(looped[1:]):
@@ -160,6 +226,6 @@ class WorkItemLanguage(CFamily):
                 rest = f"above_{name}"
             text.add(f"const {kind} {looped[0][0]} = ({kind}){rest};")
         else:
-            text.open(f"if ({self.item} == 0) {{")
+            text.open(f"if ({first} == 0) {{")
         text.add(*(f"const {kind} {name} = 0;" for name, _, extent in axes if extent == 1))
         return 1

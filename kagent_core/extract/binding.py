@@ -11,6 +11,7 @@ from kagent_core.errors import PackingError, choices, nearest
 from kagent_core.extract.operator_names import CallValues, OperatorArgument, OperatorNames
 from kagent_core.prototype.abi import Abi
 from kagent_core.prototype.c_types import CType, Kind
+from kagent_core.prototype.declaration import local_without_length
 from kagent_core.prototype.expressions import Expression
 from kagent_core.specs import Access, KernelDescriptor, Parameter
 
@@ -141,6 +142,8 @@ class _Binder:
             )
         if ctype.kind is Kind.POINTER:
             return self._bind_pointer(parameter, label, ctype)
+        if ctype.kind is Kind.LOCAL and parameter.derived is None:
+            raise local_without_length(parameter.name, ctype.name)
         if parameter.access is not None or parameter.optional:
             what = f"'{parameter.access.value}'" if parameter.access is not None else "optional"
             raise PackingError(f"{label} is declared {what}, but {parameter.type} is no pointer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kagent_core.device import LaunchConfigDeriver
-from kagent_core.extract.launch_config import THREADS, elementwise, standard_launch_config
+from kagent_core.extract.launch_config import THREADS, blocks_of, elementwise, standard_launch_config
 from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, OpCall
 
 WARP = 32
@@ -18,7 +18,8 @@ BLOCKS = 64
 class StandardDeriver(LaunchConfigDeriver):
     """What operators suggest, within the device's limits.
 
-    A generated kernel gets a work-item for each of its independent pieces of work. For one that is written by hand,
+    A generated kernel gets a work-item for each of its independent pieces of work; or a block, where the threads of a
+    block share each piece. For one that is written by hand,
     matrix products get a block per tile, reductions a block per row, and the rest a thread per element.
 
     Parameters
@@ -33,6 +34,8 @@ class StandardDeriver(LaunchConfigDeriver):
 
     def derive(self, calls: Sequence[OpCall], kernel: KernelDescriptor, info: DeviceInfo) -> LaunchConfig | None:
         """Return the launch config; None for an empty problem."""
+        if kernel.threads is not None and kernel.items is not None:
+            return blocks_of(kernel.threads, kernel.items, info)
         if kernel.items is not None:
             threads = min(max(-(-kernel.items // BLOCKS), self._least_threads), THREADS)
             return elementwise(kernel.items, info, threads=threads)

@@ -66,11 +66,33 @@ def elementwise(
     """
     if elements <= 0:
         return None
-    block = min(threads, info.max_threads_per_block, elements)
+    block = min(threads, info.max_threads_per_block, info.max_block[0], elements)
     blocks = min(_ceil_div(elements, block * elements_per_thread), info.max_grid[0])
     if max_blocks is not None:
         blocks = min(blocks, max_blocks)
     return LaunchConfig((blocks, 1, 1), (block, 1, 1))
+
+
+def blocks_of(threads: int, pieces: int, info: DeviceInfo) -> LaunchConfig | None:
+    """Return a launch config for a kernel whose blocks have a fixed number of threads, which share each piece of work.
+
+    A block goes on by the number of all blocks, so that any number of them does every piece.
+
+    Parameters
+    ----------
+    threads
+        Of a block, exactly.
+    pieces
+        Of work.
+    info
+        The device.
+
+    Returns
+    -------
+    LaunchConfig or None
+        None when there is nothing to do.
+    """
+    return LaunchConfig((min(pieces, info.max_grid[0]), 1, 1), (threads, 1, 1)) if pieces > 0 else None
 
 
 def tiles(
@@ -120,8 +142,9 @@ def tiles(
     if min(rows, columns, batch) <= 0:
         return None
     across, down = tile
-    while across * down > info.max_threads_per_block:
-        if across >= down:
+    most_across, most_down, _ = info.max_block
+    while across * down > info.max_threads_per_block or across > most_across or down > most_down:
+        if across > most_across or (across >= down and down <= most_down):
             across = _ceil_div(across, 2)
         else:
             down = _ceil_div(down, 2)
@@ -178,7 +201,7 @@ def row_blocks(
     """
     if rows <= 0:
         return None
-    most = min(max_threads, info.max_threads_per_block, max(row_length, 1))
+    most = min(max_threads, info.max_threads_per_block, info.max_block[0], max(row_length, 1))
     if nbytes_per_thread and info.shared_nbytes:
         most = min(most, max(info.shared_nbytes // nbytes_per_thread, 1))
     threads = 1 << most.bit_length() - 1
@@ -228,6 +251,9 @@ def beyond_limits(config: LaunchConfig, info: DeviceInfo) -> str | None:
         return "every extent must be at least 1"
     if config.threads_per_block > info.max_threads_per_block:
         return f"{config.threads_per_block} threads per block, {info.device} takes {info.max_threads_per_block}"
+    for axis, threads, limit in zip("xyz", config.block, info.max_block, strict=True):
+        if threads > limit:
+            return f"{threads} threads per block in {axis}, {info.device} takes {limit}"
     if info.shared_nbytes and config.shared_nbytes > info.shared_nbytes:
         return (
             f"{config.shared_nbytes} bytes of shared memory, "

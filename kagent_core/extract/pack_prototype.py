@@ -12,10 +12,11 @@ from kagent_core.extract.operator_names import CallValues, plain
 from kagent_core.extract.packing import CallPacker
 from kagent_core.prototype import same_value
 from kagent_core.prototype.abi import Abi
-from kagent_core.prototype.c_types import Kind, describe
+from kagent_core.prototype.c_types import CType, Kind, describe
 from kagent_core.specs import (
     Access,
     KernelDescriptor,
+    LocalMemory,
     OpCall,
     PackedArg,
     Parameter,
@@ -102,7 +103,8 @@ def check_sizes(
         When the number of parameters differs, or the size of one.
     """
     abi = abi or Abi()
-    taken = [parameter for parameter in prototype if abi.type(parameter.type).kind is not Kind.VOID]
+    no_argument = (Kind.VOID, Kind.LOCAL)  # shared memory is no parameter where drivers tell sizes
+    taken = [parameter for parameter in prototype if abi.type(parameter.type).kind not in no_argument]
     if len(taken) != len(sizes):
         raise PackingError(
             f"kernel '{kernel.name}' for {kernel.signature} declares {len(taken)} parameters "
@@ -128,9 +130,21 @@ def _pack(bound: BoundParameter, values: CallValues) -> PackedArg:
     if ctype.kind is Kind.POINTER and isinstance(value, TensorSpec):
         _check_dtype(bound, value)
         return PackedArg(name, value, bound.access, type=ctype.name)
+    if ctype.kind is Kind.LOCAL:
+        return PackedArg(name, _local_memory(ctype, value, bound.label), type=ctype.name)
     _check_kind(bound, value)
     converted = ctype.convert(value, bound.label, bound.padding)
     return PackedArg(name, converted, type=ctype.name, data=ctype.pack(converted))
+
+
+def _local_memory(ctype: CType, count: Any, label: str) -> LocalMemory:
+    assert ctype.element is not None
+    if type(count) is not int or count < 1:
+        raise PackingError(
+            f"{label} is a {ctype.name} of {describe(count)} elements, expected a whole number of at least 1",
+            hint="derive how many elements it has, not bytes",
+        )
+    return LocalMemory(ctype.name, count * ctype.element.nbytes)
 
 
 def _check_dtype(bound: BoundParameter, spec: TensorSpec) -> None:

@@ -11,7 +11,7 @@ from kagent_core.extract.fused_call import fused_call
 from kagent_core.extract.fusion import FusionChecker
 from kagent_core.extract.fusion.lookup import look_up_kernels
 from kagent_core.extract.hazards import HazardTracker, TransitiveReduction
-from kagent_core.extract.launch_choice import ForcedLaunchConfig, LaunchChoice, choose_launch_config
+from kagent_core.extract.launch_choice import ForcedLaunchConfig, LaunchChoice, choose_launch_config, with_local_memory
 from kagent_core.extract.ranges import memory_ranges
 from kagent_core.hooks import hookimpl
 from kagent_core.inspect.logs import get_logger
@@ -93,10 +93,10 @@ class DefaultStages:
         named = {name: ForcedLaunchConfig(name, config) for name, config in ctx.config.launch_configs.items()}
         forced = {**named, **ctx.forced}
         choices: list[LaunchChoice] = []
-        for calls, kernel in zip(ctx.group_calls(), ctx.kernels, strict=True):
+        for calls, kernel, args in zip(ctx.group_calls(), ctx.kernels, ctx.packed, strict=True):
             suggested = ctx.suggest(kernel, calls) if ctx.suggest is not None else None
             choice = choose_launch_config(calls, kernel, ctx.opened.info, ctx.opened.deriver, suggested, forced)
-            choices.append(choice)
+            choices.append(with_local_memory(choice, args, kernel, ctx.opened.info))
         ctx.launch_choices = choices
         return [choice.config for choice in choices]
 

@@ -117,6 +117,8 @@ class Abi:
         return ctype if alignment is None else dataclasses.replace(ctype, alignment=alignment)
 
     def _parse(self, spelling: str) -> CType:
+        if spelling.startswith("local ") and spelling.endswith("*"):
+            return self._local(spelling.removeprefix("local ").removesuffix("*"))
         before, star, after = spelling.rpartition("*")
         if star and not after.replace("const", " ").split():
             return self._pointer(before)
@@ -141,6 +143,15 @@ class Abi:
         code = {4: "I", 8: "Q"}[self.pointer_nbytes]
         size = self.pointer_nbytes
         return CType(name, Kind.POINTER, size, size, code, False, pointee.dtypes, pointee, const=const)
+
+    def _local(self, target: str) -> CType:
+        element = self.type(target.strip())
+        if element.kind in (Kind.POINTER, Kind.ARRAY, Kind.VOID, Kind.LOCAL):
+            raise PackingError(
+                f"'local {target.strip()}*' is local memory of no element type",
+                hint="declare it a pointer to numbers, such as 'local float*'",
+            )
+        return CType(f"local {element.name}*", Kind.LOCAL, 0, 1, "", element=element)
 
     def _array(self, element_name: str, count: int, spelling: str) -> CType:
         element = self.type(element_name)

@@ -25,6 +25,7 @@ class Kind(Enum):
     ARRAY = "array"
     VECTOR = "vector"  # only behind a pointer
     VOID = "void"  # behind a pointer; by itself, an argument that the kernel does without
+    LOCAL = "local memory"  # a pointer to memory that the threads of a block share
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class CType:
     dtypes
         Names of the dtypes that a tensor behind a pointer to this type may have; None takes all.
     element
-        Of a pointer, what it points to; of an array, what it is made of.
+        Of a pointer and of local memory, what it points to; of an array, what it is made of.
     count
         Elements of an array.
     const

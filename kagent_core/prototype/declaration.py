@@ -256,6 +256,14 @@ def _find_kernel(text: str, name: str | None) -> tuple[str, str]:
     return next(iter(candidates.items()))
 
 
+def type_definitions(text: str) -> dict[str, str]:
+    """Return the type names that a C text defines, with what they stand for: ``{"f32": "float"}``.
+
+    A struct of one array stands for that array: ``int64_t[8]``.
+    """
+    return _definitions(_DIRECTIVE.sub("", _COMMENT.sub(_skip, text)))
+
+
 def _definitions(text: str) -> dict[str, str]:
     """Return the type names that a source defines, with what they stand for."""
     known: dict[str, str] = {}
@@ -295,8 +303,11 @@ def _parameter(
     name = match["name"]
     try:
         spelling = _spelling(match["type"] + "*" * match["array"].count("["), known)
-        pointer = spelling.endswith("*")
+        local = spelling.startswith("local ")
+        pointer = spelling.endswith("*") and not local
         Abi().type(spelling)
+        if local and name not in derived:
+            raise local_without_length(name, spelling)
         if name in derived:
             Expression(derived[name])
     except PackingError as error:
@@ -310,6 +321,52 @@ def _parameter(
     return Parameter(name, spelling, Access.IN if const else None, derived.get(name), name in optional)
 
 
+def local_without_length(name: str, spelling: str) -> PackingError:
+    """Return the error for local memory of which a prototype does not say how much there is."""
+    return PackingError(
+        f"'{spelling}' is local memory, and nothing says how many elements it has",
+        hint=f"derive their number: derived={{'{name}': '256'}}, or any expression over sizes",
+    )
+
+
+def kernel_declarations(text: str, name: str | None = None) -> list[tuple[str, str]]:
+    """Return the parameters of a kernel as its source writes them, in order, whatever their types.
+
+    Parameters
+    ----------
+    text
+        As for `parse_prototype`.
+    name
+        Of the kernel, where the text has several.
+
+    Returns
+    -------
+    list of tuple
+        Each parameter's declaration without its name, typedefs that the text defines resolved, and its name.
+
+    Raises
+    ------
+    PackingError
+        When the text has no such kernel.
+
+    Examples
+    --------
+    >>> kernel_declarations("typedef float f32; __kernel void k(__global const f32 *x, image2d_t y) {}")
+    [('__global const float *', 'x'), ('image2d_t', 'y')]
+    """
+    clean = _without_decorations(_DIRECTIVE.sub("", _COMMENT.sub(_skip, text)))
+    inside = _find_kernel(clean, name)[1]
+    known = _definitions(clean)
+    found: list[tuple[str, str]] = []
+    for part in _split(inside):
+        match = _DECLARATOR.fullmatch(part.strip())
+        if match is not None:
+            words = match["type"].split()
+            array = "*" * match["array"].count("[")
+            found.append((" ".join(known.get(word, word) for word in words) + array, match["name"]))
+    return found
+
+
 def _spelling(text: str, known: Mapping[str, str]) -> str:
     """Return a type without qualifiers and typedefs: ``const float*``, ``unsigned long``, ``int64_t[8]``."""
     words = [re.sub(r"\s+", "", word) if "<" in word else word for word in _WORD.findall(text)]
@@ -318,17 +375,20 @@ def _spelling(text: str, known: Mapping[str, str]) -> str:
     after = [word for word in words[len(before) :] if word not in {"*", "const", *_RESTRICT}]
     if "&" in words or after:
         raise PackingError(f"'{' '.join(words)}' is no type that a kernel parameter can have")
-    if _LOCAL & set(before):
+    local = bool(_LOCAL & set(before))
+    if local and stars != 1:
         raise PackingError(
-            f"'{' '.join(words)}' is local memory, which carries no argument",
-            hint="declare the array inside the kernel, or use the launch config's shared bytes",
+            f"'{' '.join(words)}' is local memory, which no argument is",
+            hint="declare a pointer to it, such as 'local float *scratch', and derive how many elements it has",
         )
-    name = " ".join(word for word in before if word != "const" and word not in _QUALIFIERS)
+    name = " ".join(word for word in before if word not in {"const", *_LOCAL, *_QUALIFIERS})
     seen: set[str] = set()
     while name in known and name not in seen:
         seen.add(name)
         name = known[name]
     if not stars:
         return name
+    if local:
+        return f"local {name}*"
     const = "const" in before or _CONSTANT_SPACE & set(before)
     return f"{'const ' if const else ''}{name}{'*' * stars}"

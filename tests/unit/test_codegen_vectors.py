@@ -282,3 +282,41 @@ def test_few_items_are_spread_over_blocks(items: int, least: int, grid: int, blo
     config = StandardDeriver(least).derive([], KernelDescriptor("aten::mm", "mm", "x", items=items), info)
     assert config is not None
     assert (config.grid[0], config.block[0]) == (grid, block)
+
+
+# -- a device without float64
+
+
+def test_a_language_without_a_type_has_it_nowhere() -> None:
+    whole = OpenClC()
+    without = whole.without({"float64": "toy:0 has no float64"})
+    assert "f64" in whole.preamble()
+    assert "two_sum" not in whole.preamble()
+    assert "f64" not in without.preamble()
+    assert "double" not in without.preamble()
+    assert "two_sum_f32x8" in without.preamble()
+    assert whole.wide == "float64" != without.wide
+    assert not whole.lacks
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.double(), "toy:0 has no float64"),
+        (torch.erfinv, "aten::erfinv computes in float64 inside, and toy:0 has no float64"),
+        (lambda x: x.sum(-1), None),
+        (lambda x: x.sum(0), None),
+        (lambda x: torch.var_mean(x, -1)[0], None),
+        (lambda x: x.cumsum(0), None),
+        (lambda x: x @ x.t(), None),
+    ],
+)
+def test_kernels_of_a_device_without_a_type(function: Callable[..., Any], reason: str | None) -> None:
+    language = OpenClC().without({"float64": "toy:0 has no float64"})
+    generator = ExpressionGenerator(language, write_work_items, generic=GenericKernels(GENERIC, RULES))
+    calls = program(function, torch.randn(3, 5000)).calls
+    refused = [generator.can_generate([call]) for call in calls]
+    assert [told for told in refused if told is not None] == ([] if reason is None else [reason])
+    for call in calls if reason is None else ():
+        made = generator.source([call], {spec.buffer for spec in call.outputs})
+        assert "f64" not in made.text

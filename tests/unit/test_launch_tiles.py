@@ -52,7 +52,7 @@ def test_tiles_are_sorted_hashable_and_readable() -> None:
 @pytest.mark.parametrize(
     ("tiles", "message", "hint"),
     [
-        ({"row": 4}, "there is no tile size 'row', expected 'blocks', 'columns', 'depth', ", "did you mean 'rows'?"),
+        ({"row": 4}, "there is no tile size 'row', expected 'block_columns', 'block_depth', ", "did you mean 'rows'?"),
         ({"zzz": 4}, "there is no tile size 'zzz', expected", "see docs/launch-configs.md"),
         ({"rows": 0}, "the tile size 'rows' is 0, expected a whole number from 1 to 64", "leave it out"),
         ({"rows": -8}, "the tile size 'rows' is -8, expected a whole number from 1 to 64", "leave it out"),
@@ -60,6 +60,11 @@ def test_tiles_are_sorted_hashable_and_readable() -> None:
         ({"rows": 4.0}, "the tile size 'rows' is 4.0, expected a whole number", "leave it out"),
         ({"rows": True}, "the tile size 'rows' is True, expected a whole number", "leave it out"),
         ({"columns": 12}, "the tile size 'columns' is 12, expected a power of two", "take 8 or 16"),
+        (
+            {"block_rows": 48},
+            "the tile size 'block_rows' is 48, expected a power of two, since it is dealt",
+            "take 32 or 64",
+        ),
         ({"lanes": 1000}, "the tile size 'lanes' is 1000, expected a power of two", "take 512 or 1024"),
     ],
 )
@@ -96,7 +101,11 @@ def test_config_takes_them_as_text_and_spells_them_back(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("spelled", "message", "hint"),
     [
-        ("tiles: row=4", "there is no tile size 'row', expected 'blocks', 'columns'", "did you mean 'rows'?"),
+        (
+            "tiles: row=4",
+            "there is no tile size 'row', expected 'block_columns', 'block_depth'",
+            "did you mean 'rows'?",
+        ),
         ("tiles: rows=-1", "the tile size 'rows' is -1, expected a whole number from 1 to 64", "leave it out"),
         ("tiles: columns=12", "expected a power of two", "take 8 or 16"),
         ("tiles: rows", "with 'rows', expected tile sizes as NAME=SIZE pairs", "write them as 'tiles: rows=4,"),

@@ -16,13 +16,24 @@ from hypothesis import strategies as st
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from kagent_core.errors import PackingError
+from kagent_core.errors import LaunchConfigError, PackingError
+from kagent_core.extract.launch_choice import LaunchChoice, with_local_memory
 from kagent_core.extract.pack_prototype import PrototypePacker, check_sizes, has_prototype
 from kagent_core.extract.packing import CallPacker
 from kagent_core.extract.parameter_buffer import collect_parameters
 from kagent_core.prototype import parse_prototype
 from kagent_core.prototype.abi import Abi
-from kagent_core.specs import Access, DType, KernelDescriptor, PackedArg, Parameter
+from kagent_core.specs import (
+    Access,
+    Device,
+    DeviceInfo,
+    DType,
+    KernelDescriptor,
+    LaunchConfig,
+    LocalMemory,
+    PackedArg,
+    Parameter,
+)
 
 from .builders import call, task, tensor
 
@@ -593,3 +604,55 @@ def test_a_compiled_kernel_sees_what_was_packed(tmp_path):
     assert (seen.self, seen.i0, seen.b0, seen.f1, list(seen.l0)) == (4096, -7, True, 1e300, [-1, 2, 0])
     assert (seen.i1, list(seen.self_sizes)) == (65535, [2, 3, 1, 1, 1, 1, 1, 1])
     assert (seen.f0, seen.n) == (ctypes.c_float(0.1).value, 6 * 2**40)
+
+
+# -- local memory
+
+
+def local(elements, ctype="local float*"):
+    return Parameter("scratch", ctype, derived=elements)
+
+
+def test_local_memory_has_as_many_elements_as_are_derived():
+    packed = pack(RELU, SELF, RESULT, local("self.shape[1] * 10"), Parameter("four", "local float4*", derived="2"))
+    assert packed[2:] == (
+        PackedArg("scratch", LocalMemory("local float*", 120), type="local float*"),
+        PackedArg("four", LocalMemory("local float4*", 32), type="local float4*"),
+    )
+
+
+@pytest.mark.parametrize("elements", ["0", "-3", "2.5", "self.dtype", "self.shape[0] == 2"])
+def test_local_memory_of_no_length(elements):
+    error = refusal(RELU, SELF, RESULT, local(elements))
+    assert "expected a whole number of at least 1" in error.message
+    assert "not bytes" in error.hint
+
+
+def test_local_memory_says_how_much_it_is():
+    error = refusal(RELU, SELF, RESULT, local(None))
+    assert "nothing says how many elements it has" in error.message
+    assert "derived={'scratch': '256'}" in error.hint
+    error = refusal(RELU, SELF, RESULT, Parameter("scratch", "local float*", derived="4", optional=True))
+    assert "'scratch'" in error.message
+
+
+def test_local_memory_is_no_parameter_of_which_drivers_tell_the_size():
+    one = kernel("aten::relu", (SELF, RESULT, local("4")))
+    check_sizes(one, one.parameters, [8, 8])
+
+
+def test_local_memory_counts_in_the_launch_config():
+    one = kernel("aten::relu", (SELF, RESULT, local("4")))
+    args = PrototypePacker().pack(RELU, one)
+    toy = DeviceInfo(Device("toy", 0), "Toy", max_threads_per_block=64, shared_nbytes=20)
+    for own, wanted in ((0, 16), (8, 16), (20, 20)):
+        choice = LaunchChoice(LaunchConfig((2, 1, 1), (3, 1, 1), own), "derived")
+        made = with_local_memory(choice, args, one, toy)
+        assert made.config == LaunchConfig((2, 1, 1), (3, 1, 1), wanted)
+    assert with_local_memory(LaunchChoice(None, "derived"), args, one, toy).config is None
+    with pytest.raises(
+        LaunchConfigError, match="'k' asks for local memory by its prototype: 16 bytes of shared memory"
+    ):
+        with_local_memory(
+            LaunchChoice(LaunchConfig(), "derived"), args, one, dataclasses.replace(toy, shared_nbytes=15)
+        )

@@ -13,6 +13,7 @@ from kagent_core.capture.schemas import resolve_overload
 from kagent_core.errors import PackingError, SignatureError
 from kagent_core.extract.binding import bind_prototype
 from kagent_core.prototype import parse_prototype, prototype_refusal
+from kagent_core.prototype.declaration import kernel_declarations, type_definitions
 from kagent_core.specs import Access, KernelDescriptor, Parameter
 
 from .builders import call, tensor
@@ -235,9 +236,12 @@ def test_read_only_memory_is_const(space):
         (
             "void f(__local float* tile)",
             None,
-            "'__local float *' is local memory, which carries no argument",
-            "shared",
+            "parameter 'tile' of kernel 'f': 'local float*' is local memory, and nothing says how many elements it has",
+            "derived={'tile': '256'}",
         ),
+        ("void f(__local float tile)", None, "'__local float' is local memory, which no argument is", "a pointer"),
+        ("void f(local float** tile)", None, "'local float * *' is local memory, which no argument is", "a pointer"),
+        ("void f(__shared__ void* tile)", None, "'local void*' is local memory of no element type", "local float*"),
     ],
 )
 def test_what_is_no_prototype(text, name, message, hint):
@@ -530,3 +534,36 @@ def test_what_is_not_pointwise_may_have_other_shapes():
     kernel = KernelDescriptor("aten::mm", "mm", parameters=parse_prototype("void mm(const float *self, float *out)"))
     product = call(0, "aten::mm", {"self": tensor(0, 2, 3), "mat2": tensor(1, 3, 4)}, [tensor(2, 2, 4)])
     assert prototype_refusal(kernel, product) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "meant"),
+    [
+        ("__local float *scratch", "local float*"),
+        ("local float4 *restrict scratch", "local float4*"),
+        ("__shared__ unsigned int scratch[]", "local unsigned int*"),
+        ("volatile __local real *scratch", "local double*"),
+    ],
+)
+def test_local_memory_is_a_parameter(declared, meant):
+    text = f"typedef double real; __kernel void f(__global const float *self, {declared})"
+    assert parse_prototype(text, derived={"scratch": "self.numel() + 1"})[1] == Parameter(
+        "scratch", meant, derived="self.numel() + 1"
+    )
+
+
+def test_declarations_of_a_kernel_as_they_are_written():
+    source = """
+    typedef unsigned int count;
+    static void helper(float x) {}
+    __kernel __attribute__((reqd_work_group_size(4, 1, 1))) void f(__global const float *restrict x, // a, b
+        read_only image2d_t y, count n, int sizes[3]) {}
+    """
+    assert kernel_declarations(source) == [
+        ("__global const float *restrict", "x"),
+        ("read_only image2d_t", "y"),
+        ("unsigned int", "n"),
+        ("int*", "sizes"),
+    ]
+    assert kernel_declarations("__kernel void f() {}", "f") == []
+    assert type_definitions(source) == {"count": "unsigned int"}

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kagent_core.capture.random import is_seeded
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
+from kagent_core.codegen.generic.shared_attention import write_shared_attention
 from kagent_core.codegen.generic.tiled import Sums, multiply_tile
 from kagent_core.codegen.vectors import Vectors
 from kagent_core.specs import OpCall, TensorSpec
@@ -27,6 +29,8 @@ def _refusal(call: OpCall) -> str | None:
     mask = call.arguments.get("attn_mask")
     if call.arguments.get("dropout_p"):
         return f"{call.name} draws random numbers for dropout"
+    if is_seeded(call):
+        return f"{call.name} makes no random numbers from a seed"
     if any(spec.dtype != query.dtype for spec in (key, value)):
         return f"{call.name} has operands of several types"
     if mask is not None and mask.dtype.name not in ("bool", "float32", query.dtype.name):
@@ -50,7 +54,10 @@ def attention(
     scale: float | None,
 ) -> None:
     """Write the attention of some queries of a head per work-item, and the logarithm of the sum of their scores."""
-    heads = _Heads.of(k, query, key, value, is_causal, attn_mask, scale)
+    heads = Heads.of(k, query, key, value, is_causal, attn_mask, scale)
+    if k.work_groups is not None:
+        write_shared_attention(k, heads)
+        return
     count, width, step = heads.rows, heads.padded(value.shape[3]), k.tiles.keys
     with heads.items(query, "i", query.shape[3] + value.shape[3]):
         heads.copy("q", heads.query, "i", count)
@@ -77,7 +84,7 @@ def attention(
                 k.store(["b", "h", "i_first + n"], f"(mass[n] == 0 ? 0 : top[n] + {log}(mass[n]))", 1)
 
 
-def _softmax_step(k: KernelBuilder, heads: _Heads, width: int) -> None:
+def _softmax_step(k: KernelBuilder, heads: Heads, width: int) -> None:
     """Turn the scores of query ``n`` into weights relative to the largest score so far, and correct its sums."""
     exp = k.language.function("exp", heads.compute)
     _largest_score(k, heads)
@@ -91,7 +98,7 @@ def _softmax_step(k: KernelBuilder, heads: _Heads, width: int) -> None:
         k.add(f"out[n * {width} + e] *= shrink;")
 
 
-def _largest_score(k: KernelBuilder, heads: _Heads) -> None:
+def _largest_score(k: KernelBuilder, heads: Heads) -> None:
     """Write the largest of the scores of query ``n`` and ``top[n]``, to ``most``."""
     step, vectors = k.tiles.keys, heads.vectors
     if vectors is None:
@@ -109,7 +116,7 @@ def _largest_score(k: KernelBuilder, heads: _Heads) -> None:
     k.add(f"const {heads.kind} most = {vectors.over_lanes('max', heads.kind, 'lanes')};")
 
 
-def _weights(k: KernelBuilder, heads: _Heads, exp: str) -> None:
+def _weights(k: KernelBuilder, heads: Heads, exp: str) -> None:
     """Turn the scores of query ``n`` into weights, and write what they sum up to, to ``sum``."""
     step, vectors = k.tiles.keys, heads.vectors
     if vectors is None:
@@ -140,7 +147,7 @@ def attention_backward(
     scale: float | None,
 ) -> None:
     """Write the gradients: of the queries some queries at a time, then of keys and values some keys at a time."""
-    heads = _Heads.of(k, query, key, value, is_causal, attn_mask, scale)
+    heads = Heads.of(k, query, key, value, is_causal, attn_mask, scale)
     grad, made, logs = k.read(grad_out), k.read(out), k.read(logsumexp)
     size, depth, count, step = query.shape[3], value.shape[3], heads.rows, k.tiles.keys
     if k.gives(0):
@@ -169,7 +176,7 @@ def attention_backward(
         _key_gradients(k, heads, grad, made, logs)
 
 
-def _key_gradients(k: KernelBuilder, heads: _Heads, grad: Tensor, made: Tensor, logs: Tensor) -> None:
+def _key_gradients(k: KernelBuilder, heads: Heads, grad: Tensor, made: Tensor, logs: Tensor) -> None:
     """Write the gradients of keys and values, some keys per work-item: the scores are turned round, a row per key."""
     size, depth, count, step = heads.query.spec.shape[3], heads.value.spec.shape[3], heads.rows, k.tiles.keys
     width, wide = heads.padded(size), heads.padded(depth)
@@ -204,14 +211,30 @@ def _key_gradients(k: KernelBuilder, heads: _Heads, grad: Tensor, made: Tensor, 
             _store_rows(k, heads, "value_sums", wide, depth, 2, "1")
 
 
-def _store_rows(k: KernelBuilder, heads: _Heads, name: str, width: int, size: int, number: int, factor: str) -> None:
+def _store_rows(k: KernelBuilder, heads: Heads, name: str, width: int, size: int, number: int, factor: str) -> None:
     with k.loop("n", "i_end - i_first"), k.loop("e", str(size), simd=True):
         k.store(["b", "h", "i_first + n", "e"], f"{name}[n * {width} + e] * {factor}", number)
 
 
 @dataclass(frozen=True)
-class _Heads:
-    """What the kernels have in common: operands, and steps on blocks of rows by a few columns in an item's memory."""
+class Heads:
+    """What the kernels have in common: operands, and steps on blocks of rows by a few columns in an item's memory.
+
+    Attributes
+    ----------
+    query, key, value
+        The operands.
+    causal
+        Whether keys after a query are hidden from it.
+    bias
+        The mask: added to scores, or booleans that say which are seen.
+    factor
+        What scores are multiplied with, as text.
+    compute, kind
+        The type that is computed in: its name, and the C type.
+    rows
+        Queries of a work-item.
+    """
 
     k: KernelBuilder
     query: Tensor
@@ -233,13 +256,14 @@ class _Heads:
         causal: bool,
         mask: TensorSpec | None,
         scale: float | None,
-    ) -> _Heads:
+    ) -> Heads:
+        """Return them, for some operands."""
         compute = "float64" if query.dtype.name == "float64" else "float32"
         factor = k.number(1 / math.sqrt(query.shape[3]) if scale is None else scale, compute)
         bias = None if mask is None else k.read(mask)
         rows = -(-k.tiles.queries // k.tiles.rows) * k.tiles.rows
         operands = (k.read(query), k.read(key), k.read(value))
-        return _Heads(k, *operands, causal, bias, factor, compute, k.compute_type(compute), rows)
+        return Heads(k, *operands, causal, bias, factor, compute, k.compute_type(compute), rows)
 
     def padded(self, size: int) -> int:
         """Return the length of rows that are summed up in tiles."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from kagent_core.codegen.c_family import REPORT, CFamily
 from kagent_core.codegen.dtypes import compute_dtype
 from kagent_core.codegen.generic.epilogue import Epilogue, NoLanesError, lane_dimension
 from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
+from kagent_core.codegen.groups import WorkGroups
 from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.table import RuleTable
 from kagent_core.codegen.text import Text
@@ -122,7 +124,7 @@ class KernelBuilder:
         self.tiles = tiles
         self.language = language
         self.text = Text()
-        self._epilogue = Epilogue(call, rest, stored, rules, round_halves) if rest else None
+        self._epilogue = Epilogue(call, rest, stored, rules, round_halves, language.wide) if rest else None
         written = list(call.outputs) if self._epilogue is None else [s.tensor for s in self._epilogue.stores]
         read = set(call.inputs) | (set() if self._epilogue is None else self._epilogue.read)
         self._parameters = Parameters(language, written, read, SLACK)
@@ -130,6 +132,9 @@ class KernelBuilder:
         self._item_nbytes = 0
         self._names = 0
         self._lanes: frozenset[str] = frozenset()
+        self._threads: int | None = None
+        self._pieces = 1
+        self._shared: dict[str, tuple[str, int]] = {}
 
     @property
     def vectors(self) -> Vectors | None:
@@ -330,6 +335,77 @@ class KernelBuilder:
         yield
         self.text.close(opened)
 
+    @property
+    def work_groups(self) -> WorkGroups | None:
+        """How threads of a block work together on the device; None where they do not."""
+        return self.language.groups if isinstance(self.language, WorkItemLanguage) else None
+
+    @contextmanager
+    def groups(self, *axes: tuple[str, int], threads: int | None = None) -> Iterator[None]:
+        """Write what the threads of a block do together for each step of some loops, which blocks share out.
+
+        Inside, ``thread`` is a thread's number in its block. Every thread must come to every `barrier`.
+
+        Parameters
+        ----------
+        axes
+            Name and extent of each loop, outermost first.
+        threads
+            Of a block; by default as many as the language says.
+        """
+        assert isinstance(self.language, WorkItemLanguage)
+        assert self.work_groups is not None
+        assert self._threads in (None, threads or self.work_groups.threads)
+        self._threads = threads or self.work_groups.threads
+        extents = math.prod(extent for _, extent in axes)
+        self._pieces = max(self._pieces, extents)
+        self.fits(extents, *(extent for _, extent in axes))
+        opened = self.language.open_groups(self.text, [(name, self.size(n), n) for name, n in axes])
+        yield
+        self.text.close(opened)
+
+    @property
+    def threads(self) -> int:
+        """How many threads a block has, inside `groups`."""
+        assert self._threads is not None
+        return self._threads
+
+    def shared(self, kind: str, name: str, length: int) -> None:
+        """Declare memory that the threads of a block share, at the top of the kernel.
+
+        What is declared again, by a later part of the kernel, is the same memory, as long as the longer one.
+
+        Raises
+        ------
+        LaunchConfigError
+            When a block has less of it.
+        """
+        assert self.work_groups is not None
+        before, least = self._shared.get(name, (kind, 0))
+        assert before == kind
+        self._shared[name] = (kind, max(least, length))
+        nbytes = sum(count * int(kind.lstrip("biuf")) // 8 for kind, count in self._shared.values())
+        if nbytes > self.work_groups.local_nbytes:
+            raise LaunchConfigError(
+                f"the tiles of {self.call.signature} take {nbytes} bytes of a block's shared memory, "
+                f"expected at most {self.work_groups.local_nbytes}",
+                hint="take smaller tile sizes: what they are is in docs/launch-configs.md",
+            )
+
+    def barrier(self) -> None:
+        """Wait until every thread of the block has come here."""
+        assert self.work_groups is not None
+        self.add(self.work_groups.barrier)
+
+    @contextmanager
+    def unrolled(self, name: str, count: int) -> Iterator[None]:
+        """Write a loop of few steps that is to be written out, so that what it indexes can be kept in registers."""
+        assert self.work_groups is not None
+        if self.work_groups.unroll:
+            self.add(self.work_groups.unroll)
+        with self.block(f"for (i32 {name} = 0; {name} < {count}; {name}++)"):
+            yield
+
     def report(self, condition: str, code: int) -> None:
         """Report an error of the user's where a condition holds."""
         self._parameters.reports = True
@@ -372,5 +448,11 @@ class KernelBuilder:
         """Return the kernel."""
         args = self._parameters.args
         head = self.language.head(name, args, self._parameters.reports)
-        text = "\n".join([f"{head} {{", *self._parameters.entry(), *self.text.lines, "}"]) + "\n"
-        return KernelSource(name, text, args, self._parameters.reports, self._items)
+        inside, items = self._parameters.entry(), self._items
+        if self._threads is not None and self.work_groups is not None and isinstance(self.language, WorkItemLanguage):
+            head = self.language.fixed_head(head, self._threads)
+            shared = [self.work_groups.declared(kind, name, n) for name, (kind, n) in self._shared.items()]
+            inside += [f"    {line}" for line in (*shared, self.language.thread())]
+            items = max(self._pieces, -(-self._items // self._threads))
+        text = "\n".join([f"{head} {{", *inside, *self.text.lines, "}"]) + "\n"
+        return KernelSource(name, text, args, self._parameters.reports, items, threads=self._threads)

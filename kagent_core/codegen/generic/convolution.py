@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from kagent_core.codegen.dtypes import HALVES
+from kagent_core.codegen.dtypes import HALVES, compute_dtype
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.depthwise import Store, write_depthwise
@@ -242,6 +242,9 @@ def _over_places(k: KernelBuilder, still: Tensor, moving: Tensor, window: Window
 
 def _bias_gradient(k: KernelBuilder, grad: Tensor) -> None:
     """Write the sum over all places, for each channel."""
+    if k.work_groups is not None:
+        _shared_bias_gradient(k, grad)
+        return
     kind = k.compute_type(grad.dtype)
     wide = k.language.value_type(k.tiles.total_dtype(grad.dtype))
     places = Space((grad.spec.shape[0], *grad.spec.shape[2:-1]))
@@ -252,6 +255,16 @@ def _bias_gradient(k: KernelBuilder, grad: Tensor) -> None:
             with k.loop("q", grad.size(len(grad.spec.shape) - 1)):
                 k.add(f"total += {grad.at(place[0], 'c', *place[1:], 'q')};")
         k.store(["c"], f"({kind})total", 2)
+
+
+def _shared_bias_gradient(k: KernelBuilder, grad: Tensor) -> None:
+    """Write the same where threads of a block share a sum: as the product with a column of ones."""
+    shape = grad.spec.shape
+    places, one = Space((shape[0], *shape[2:])), k.number(1, compute_dtype(grad.dtype))
+    along = not is_channels_last(grad.spec)
+    rows = Operand(Space((shape[1],)), places, lambda line, at: grad.at(at[0], line[0], *at[1:]), along_depth=along)
+    columns = Operand(Space((1,)), places, lambda line, at: one, along_depth=True)
+    write_product(k, Product(grad.dtype, [], rows, columns, lambda row, column, value: k.store([*row], value, 2)))
 
 
 def _patch(k: KernelBuilder, source: Tensor, window: Window, pixel: Coordinates, channel: str, tap: Coordinates) -> str:

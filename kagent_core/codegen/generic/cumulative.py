@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kagent_core.codegen.dtypes import FLOATS, HALVES
-from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.loops import Rows
 from kagent_core.specs import OpCall, TensorSpec
@@ -36,6 +36,9 @@ def _accumulate(k: KernelBuilder, self: TensorSpec, dim: int, sign: str, start: 
     x, made = k.read(self), k.result().dtype
     wide = _wide(made)
     rows = Rows(self, dim)
+    if made == "float32" == k.language.wide and sign == "+":
+        _accumulate_compensated(k, x, rows)
+        return
     with k.items(*rows.axes, steps=rows.length):
         k.add(f"{k.language.value_type(wide)} total = {k.number(start, wide)};")
         with k.loop("j", k.size(rows.length)):
@@ -43,6 +46,16 @@ def _accumulate(k: KernelBuilder, self: TensorSpec, dim: int, sign: str, start: 
             value = k.language.cast(x.at(*rows.place("j")), x.dtype, made)
             k.add(f"total = total {sign} {k.language.cast(value, made, wide)};")
             k.store(rows.place("j"), k.language.cast("total", wide, "float32" if made in HALVES else made))
+
+
+def _accumulate_compensated(k: KernelBuilder, x: Tensor, rows: Rows) -> None:
+    """Write sums of float32 where there is no wider type: what each addition loses is kept beside the sum."""
+    with k.items(*rows.axes, steps=rows.length * 4):
+        k.add("f32 total = 0, rest = 0;")
+        with k.loop("j", k.size(rows.length)):
+            value = k.language.cast(x.at(*rows.place("j")), x.dtype, "float32")
+            k.add(f"total = two_sum_f32(total, {value}, &rest);")
+            k.store(rows.place("j"), "two_summed_f32(total, rest)")
 
 
 @GENERIC.kernel("aten::cummax")

@@ -65,16 +65,22 @@ class Epilogue:
         Buffers of the results that are written; None for all of them.
     rules
         Their lowering rules.
-    round_halves
+    round_halves, wide
         As for `kagent_core.codegen.expressions.Expressions`.
     """
 
     def __init__(
-        self, call: OpCall, rest: Sequence[OpCall], stored: Collection[int] | None, rules: RuleTable, round_halves: bool
+        self,
+        call: OpCall,
+        rest: Sequence[OpCall],
+        stored: Collection[int] | None,
+        rules: RuleTable,
+        round_halves: bool,
+        wide: str = "float64",
     ) -> None:
         self._made = call.outputs[0]
         wanted = None if stored is None else set(stored)
-        lowering = Lowering(rest, rules, wanted, round_halves, given=self._made)
+        lowering = Lowering(rest, rules, wanted, round_halves, given=self._made, wide=wide)
         nest = lowering.run()
         axes = iter(nest.outer)
         self._axes: list[Axis | None] = [None if size == 1 else next(axes) for size in self._made.shape]

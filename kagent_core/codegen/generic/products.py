@@ -92,6 +92,12 @@ def addmv(k: KernelBuilder, self: TensorSpec, mat: TensorSpec, vec: TensorSpec, 
 def dot(k: KernelBuilder, self: TensorSpec, **other: TensorSpec) -> None:
     """Write the sum of the products of two vectors' elements; real ones, whose conjugates are themselves."""
     a, b = k.read(self), k.read(next(iter(other.values())))
+    if k.work_groups is not None:  # whose threads share the one sum
+        one, along = Space((1,)), Space((self.shape[0],))
+        rows = Operand(one, along, lambda line, depth: a.at(*depth), along_depth=True)
+        columns = Operand(one, along, lambda line, depth: b.at(*depth), along_depth=True)
+        write_product(k, Product(a.dtype, [], rows, columns, lambda row, column, value: k.store([], value)))
+        return
     with k.items(steps=self.shape[0]):
         k.store([], _sum_of_products(k, a.dtype, self.shape[0], a.at, b.at))
 
@@ -142,14 +148,15 @@ def _added(k: KernelBuilder, self: TensorSpec, beta: Number, alpha: Number) -> C
 
 def _matrix_vector(k: KernelBuilder, a: Tensor, x: Tensor, store: Callable[[Sequence[str], str], None]) -> None:
     m, depth = a.spec.shape
-    if a.spec.strides[1] <= a.spec.strides[0]:
+    along_rows = a.spec.strides[1] <= a.spec.strides[0]
+    if along_rows and k.work_groups is None:
         with k.items(("i", m), steps=depth):
             store(["i"], _sum_of_products(k, a.dtype, depth, lambda p: a.at("i", p), x.at))
         return
     one, along, across = Space((1,)), Space((depth,)), Space((m,))
     places = None if a.dtype in HALVES else Places(lambda line, depth: x.at(depth))
     rows = Operand(one, along, lambda line, depth: x.at(*depth), along_depth=True, places=places)
-    columns = Operand(across, along, lambda line, depth: a.at(*line, *depth), along_depth=False)
+    columns = Operand(across, along, lambda line, depth: a.at(*line, *depth), along_depth=along_rows)
     write_product(k, Product(a.dtype, [], rows, columns, lambda row, column, value: store(column, value)))
 
 

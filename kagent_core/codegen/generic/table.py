@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kagent_core.codegen.arguments import full_arguments
@@ -103,7 +103,7 @@ class GenericKernels:
         rule = self._table.find(first.signature)
         if rule is None:
             raise KeyError(first.signature)
-        tiles = self._tiles.with_sizes(sizes)
+        tiles = replace(self._tiles.with_sizes(sizes), wide=language.wide)
         builder = KernelBuilder(first, rest, stored, language, self._rules, self._round_halves, tiles)
         rule.function(builder, **full_arguments(first))
         return builder.source("KERNEL_NAME")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kagent_core.codegen.dtypes import FLOATS, compute_dtype
 from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.shared_tiles import write_shared_product
 from kagent_core.codegen.generic.spaces import Segment, Space
 from kagent_core.codegen.vectors import Vectors
 
@@ -84,7 +85,10 @@ class Product:
 
 
 def write_product(k: KernelBuilder, product: Product) -> None:
-    """Write a product: one block of rows by a tile of columns per work-item."""
+    """Write a product: one block of rows by a tile of columns per work-item, or per block where threads share it."""
+    if k.work_groups is not None:
+        write_shared_product(k, product)
+        return
     tiles, rows, columns = k.tiles, product.rows, product.columns
     height = min(tiles.rows, max(rows.lines.extent, 1))
     width, tall = tiles.columns(product.dtype), height * tiles.blocks

@@ -31,6 +31,11 @@ class Tiles:
         Attention: queries of a work-item, and keys that it takes at a time.
     lanes
         Separate sums of a dot product.
+    block_rows, block_columns, block_depth
+        Where the threads of a block share a piece of a product: its rows and columns, and the depth of what they copy
+        to shared memory at a time. None leaves each to the problem.
+    thread_rows, thread_columns
+        Of these rows and columns, how many one thread computes. None leaves them to the problem, too.
     wide
         The type in which sums of float32 products are added up.
     """
@@ -43,6 +48,11 @@ class Tiles:
     queries: int = 24
     keys: int = 32
     lanes: int = 64
+    block_rows: int | None = None
+    block_columns: int | None = None
+    block_depth: int | None = None
+    thread_rows: int | None = None
+    thread_columns: int | None = None
     wide: str = "float64"
 
     def columns(self, dtype: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-from kagent_core.codegen.c_family import INFIX, CFamily
+from kagent_core.codegen.c_family import INFIX, SHORT, CFamily
 from kagent_core.codegen.dtypes import NBITS, compute_dtype
 from kagent_core.codegen.expressions import Expr, Load
 from kagent_core.codegen.indices import Axis
@@ -140,7 +140,7 @@ class LaneAccumulator(Accumulator):
     @property
     def running_type(self) -> str:
         """The running values' type."""
-        return self._vectors.named("f64") if self.in_chunks else self.type
+        return self._vectors.named(SHORT[self._language.wide]) if self.in_chunks else self.type
 
     @property
     def first(self) -> str:
@@ -152,6 +152,7 @@ class LaneAccumulator(Accumulator):
     def declared(self) -> Iterator[str]:
         """Yield the statements that declare them."""
         yield f"{self.running_type} {self.name} = {self.first};"
+        yield from self.rest()
         if self.tracks_nan:
             kind = self._vectors.named("i32")
             yield f"{kind} {self.name}_nan = ({kind})(0);"
@@ -162,7 +163,7 @@ class LaneAccumulator(Accumulator):
 
     def folded(self) -> str:
         """Return the statement that adds the sums of a chunk to the sums, lane by lane."""
-        return f"{self.name} += {self._vectors.convert(self.taking, self._short, 'f64')};"
+        return self.add(self._vectors.convert(self.taking, self._short, SHORT[self._language.wide]))
 
     def _update(self, name: str, value: str, lane: str) -> list[str]:
         if self.kind in EXTREMES:
@@ -182,6 +183,8 @@ class LaneAccumulator(Accumulator):
 
     def result(self, lane: str = "") -> str:
         """Return the reduction's values once all is taken in."""
+        if self.compensated:
+            return super().result(lane)
         return self._vectors.convert(self.name, "f64", self._short) if self.in_chunks else self.found()
 
     def over_lanes(self, single: Accumulator) -> list[str]:
@@ -192,6 +195,8 @@ class LaneAccumulator(Accumulator):
         found = self._vectors.over_lanes(kind, short, name)
         if self.node.dtype == "bool":
             return [f"{single.name} {OPENMP[self.kind]}= ({found} != 0);"]
+        if self.in_chunks:
+            return [single.add(found)]
         if self.kind not in EXTREMES:
             return [f"{single.name} {OPENMP[self.kind]}= {found};"]
         lines = [f"const {self._short} {name}_lane = {found};"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.c_family import SHORT, CFamily
 from kagent_core.codegen.dtypes import FLOATS
 from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis
@@ -37,7 +37,7 @@ class Accumulator:
     name
         Of the variable, or of the array with one element per lane.
     in_chunks
-        For a sum, whether chunks are summed up by themselves, and their sums in float64.
+        For a sum, whether chunks are summed up by themselves, and their sums in the language's wider type.
     language
         How things are spelled.
     """
@@ -51,11 +51,13 @@ class Accumulator:
         self.in_chunks = in_chunks and self.kind == "sum" and node.dtype in FLOATS and node.dtype != "float64"
         self.tracks_nan = self.kind in ("max", "min") and node.dtype in FLOATS
         """Whether NaN is looked for on the side, so that the comparisons are a processor's own."""
+        self.compensated = self.in_chunks and language.wide == "float32"
+        """Whether what the sum of chunks loses is kept beside it, there being no wider type."""
 
     @property
     def running_type(self) -> str:
         """The running value's type."""
-        return "f64" if self.in_chunks else self.type
+        return SHORT[self._language.wide] if self.in_chunks else self.type
 
     @property
     def first(self) -> str:
@@ -86,6 +88,16 @@ class Accumulator:
             return [*lines, f"{self.name}_nan{lane} |= {value} != {value};"] if self.tracks_nan else lines
         return [f"{place} {OPENMP[self.kind]}= {bare(value)};"]
 
+    def add(self, value: str) -> str:
+        """Return the statement that adds the sum of a chunk."""
+        if self.compensated:
+            return f"{self.name} = two_sum_{self.running_type}({self.name}, {bare(value)}, &{self.name}_rest);"
+        return f"{self.name} += {bare(value)};"
+
+    def rest(self) -> list[str]:
+        """Return the statement that declares what the sum of chunks loses, where that is kept."""
+        return [f"{self.running_type} {self.name}_rest = {self.first};"] if self.compensated else []
+
     def clauses(self) -> str:
         """Return the OpenMP clauses of a loop whose lanes reduce."""
         found = f" reduction({OPENMP[self.kind]}:{self.taking})"
@@ -99,6 +111,8 @@ class Accumulator:
 
     def result(self, lane: str = "") -> str:
         """Return the reduction's value once all is taken in."""
+        if self.compensated:
+            return f"two_summed_{self.running_type}({self.name}, {self.name}_rest)"
         return f"({self.type}){self.name}{lane}" if self.running_type != self.type else self.found(lane)
 
 

@@ -99,7 +99,7 @@ class Rows(Reducing):
 
     def _declare(self, running: Sequence[Accumulator]) -> None:
         for each in running:
-            self.text.add(f"{each.running_type} {each.name} = {each.first};")
+            self.text.add(f"{each.running_type} {each.name} = {each.first};", *each.rest())
             if each.tracks_nan:
                 self.text.add(f"i32 {each.name}_nan = 0;")
 
@@ -117,7 +117,7 @@ class Rows(Reducing):
 
     def fold_chunks(self, in_chunks: Sequence[Accumulator]) -> None:
         """Add the sums of chunks to the sums."""
-        self.text.add(*(f"{each.name} += {each.taking};" for each in in_chunks))
+        self.text.add(*(each.add(each.taking) for each in in_chunks))
 
     # -- compound reductions: rows have one lane
 

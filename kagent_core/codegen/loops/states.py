@@ -53,7 +53,7 @@ class RunningState:
         self.kind: Compound = COMPOUNDS[node.payload.compound]
         self._parameters = parameters
         self._language = language
-        self._expressions = Expressions()
+        self._expressions = Expressions(wide=language.wide)
         self.names = [statements.fresh_name(f"{self.kind.name}_{part.name}") for part in self.kind.parts]
         self.found = [statements.fresh_name(f"found_{part.name}") for part in self.kind.parts]
         """Names for the parts of a block's state."""

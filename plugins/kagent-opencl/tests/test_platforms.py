@@ -26,6 +26,10 @@ def fake_device(**changes: Any) -> Any:
         "max_parameter_size": 1024,
         "driver_version": "1.0",
         "version": "OpenCL 1.2",
+        "max_work_item_sizes": [256, 256, 64],
+        "max_compute_units": 10,
+        "extensions": "cl_khr_fp64 cl_khr_icd",
+        "profile": "FULL_PROFILE",
     }
     return type("Device", (), facts | changes)()
 
@@ -54,15 +58,16 @@ def test_devices_are_numbered_over_all_platforms(monkeypatch: pytest.MonkeyPatch
         monkeypatch,
         platform("One", fake_device(available=False), fake_device(compiler_available=False)),
         platform("None"),
-        platform("Two", fake_device(endian_little=0)),
+        platform("Two", fake_device(endian_little=0), fake_device(profile="EMBEDDED_PROFILE")),
     )
     infos = list_devices()
-    assert [str(info.device) for info in infos] == ["opencl:0", "opencl:1", "opencl:2"]
-    assert [info.name for info in infos] == ["Toy GPU"] * 3
+    assert [str(info.device) for info in infos] == ["opencl:0", "opencl:1", "opencl:2", "opencl:3"]
+    assert [info.name for info in infos] == ["Toy GPU"] * 4
     assert [info.reason for info in infos] == [
         "the driver says that it is not available",
         "its driver has no compiler; kagent compiles kernels from source",
         "it is big-endian",
+        "it has no 64-bit integers (embedded profile without cles_khr_int64); use another device",
     ]
 
 
@@ -97,9 +102,9 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cl.Program, "build", refuse)
     monkeypatch.setattr(cl.Program, "__init__", lambda self, context, source: None)
     with_platforms(monkeypatch, platform("Old PoCL", fake_device()))
-    platforms._why_not.cache_clear()
+    platforms._probed.cache_clear()
     [info] = list_devices()
-    platforms._why_not.cache_clear()
+    platforms._probed.cache_clear()
     assert info.reason == (
         "its compiler fails: error: unknown target CPU 'generic'; update the driver, or choose another device"
     )

@@ -9,16 +9,15 @@ from typing import Self
 from kagent_core.codegen.vectors import Vectors
 from kagent_core.codegen.work_items import C_TYPES, WorkItemLanguage
 from kagent_core.specs import DeviceInfo
+from kagent_opencl.groups import enabled, work_groups_of
 
 _TYPES: Mapping[str, str] = MappingProxyType(
     {**C_TYPES, "i8": "char", "u8": "uchar", "u16": "ushort", "u32": "uint", "u64": "ulong", "b8": "uchar"}
     | {"f16": "ushort", "bf16": "ushort"}
 )
 
-_PRELUDE = """
-#pragma OPENCL EXTENSION cl_khr_fp64 : enable
-#pragma OPENCL FP_CONTRACT OFF
-"""
+_EXACT = "#pragma OPENCL FP_CONTRACT OFF\n"
+_FLOAT64 = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 
 _ERF = """
 /* erf as a quotient of polynomials in x * x, good to 3 units in the last place */
@@ -56,11 +55,11 @@ class PoclVectors(Vectors):
 
 
 class OpenClLanguage(WorkItemLanguage):
-    """OpenCL C 1.2 with float64."""
+    """OpenCL C 1.2. The half types are kept in memory only, and computed with in float32, as ATen does."""
 
     inline = "inline static"
     types = _TYPES
-    prelude = _PRELUDE
+    prelude = _FLOAT64 + _EXACT
     element_offsets = True
 
     def function(self, name: str, dtype: str) -> str:
@@ -84,4 +83,9 @@ class OpenClLanguage(WorkItemLanguage):
             language.vectors_per_item = _CPU_VECTORS_PER_ITEM
         if "PoCL" in device.version:
             language.vector_spelling = PoclVectors
+        if info.lacks:
+            language = language.without(dict(info.lacks))
+            language.prelude = _EXACT
+        language.groups = work_groups_of(device)
+        language.prelude += enabled(language.groups)
         return language

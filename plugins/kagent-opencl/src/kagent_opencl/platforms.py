@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from kagent_core.specs import Device, DeviceInfo
@@ -16,6 +17,8 @@ HOW_TO_GET_A_DRIVER = (
 
 _CPU = 2
 """``CL_DEVICE_TYPE_CPU``."""
+
+_FLOAT64 = "float64 (cl_khr_fp64)"
 
 _PROBE = "__kernel void probe(__global int *x) { x[get_global_id(0)] = 42; }"
 
@@ -45,11 +48,6 @@ def device_of(info: DeviceInfo) -> Any:
     return devices[info.device.index or 0]
 
 
-def is_cpu(info: DeviceInfo) -> bool:
-    """Whether a device is the CPU itself."""
-    return bool(device_of(info).type & _CPU)
-
-
 def _devices_of(platform: Any) -> list[Any]:
     import pyopencl
 
@@ -64,36 +62,67 @@ def _missing(reason: str) -> DeviceInfo:
 
 
 def _info(index: int, platform: Any, device: Any) -> DeviceInfo:
+    name = Device(DEVICE_TYPE, index)
+    reason, multiple = _probed(device)
+    lacks = _lacking(name, device)
+    x, y, z = device.max_work_item_sizes[:3]
     return DeviceInfo(
-        Device(DEVICE_TYPE, index),
+        name,
         device.name.strip(),
-        reason=_why_not(device),
+        reason=reason,
         memory_nbytes=device.global_mem_size,
         max_threads_per_block=device.max_work_group_size,
         shared_nbytes=device.local_mem_size,
         max_parameters=device.max_parameter_size // 8,
+        max_block=(x, y, z),
+        compute_units=device.max_compute_units,
+        thread_multiple=multiple,
+        runs_loops=bool(device.type & _CPU),
+        lacks=lacks,
         automatic=not device.type & _CPU,  # the CPU has a plugin of its own, which needs no driver
-        details=(("platform", f"{platform.name.strip()} {device.driver_version.strip()}"), ("version", device.version)),
+        details=(
+            ("platform", f"{platform.name.strip()} {device.driver_version.strip()}"),
+            ("driver", device.driver_version.strip()),  # what was measured with another one is not believed
+            ("version", device.version),
+            *(("lacks", _FLOAT64) for _ in lacks),
+        ),
     )
 
 
-@functools.cache
-def _why_not(device: Any) -> str | None:
-    """Return why a device cannot be used: its compiler is tried once per process."""
-    import pyopencl
+def _lacking(name: Device, device: Any) -> Mapping[str, str]:
+    """Return the dtypes that a device cannot compute in. Of halves it needs nothing: they are float32 in kernels."""
+    has = "cl_khr_fp64" in device.extensions.split()
+    return {} if has else {"float64": f"{name} has no {_FLOAT64}"}
 
+
+@functools.cache
+def _probed(device: Any) -> tuple[str | None, int]:
+    """Return why a device cannot be used, or None, and how many work-items it runs together.
+
+    Its compiler is tried once per process.
+    """
     if not device.available:
-        return "the driver says that it is not available"
+        return "the driver says that it is not available", 1
     if not device.compiler_available:
-        return "its driver has no compiler; kagent compiles kernels from source"
+        return "its driver has no compiler; kagent compiles kernels from source", 1
     if device.endian_little == 0:
-        return "it is big-endian"
+        return "it is big-endian", 1
+    if device.profile == "EMBEDDED_PROFILE" and "cles_khr_int64" not in device.extensions.split():
+        return "it has no 64-bit integers (embedded profile without cles_khr_int64); use another device", 1
+    return _compiled_probe(device)
+
+
+def _compiled_probe(device: Any) -> tuple[str | None, int]:
+    import pyopencl as cl
+
     try:
-        context = pyopencl.Context([device])
-        pyopencl.Program(context, _PROBE).build(cache_dir=False)  # type: ignore[arg-type]  # what turns its cache off
-    except pyopencl.Error as error:
-        return f"its compiler fails: {_telling_line(error)}; update the driver, or choose another device"
-    return None
+        program = cl.Program(cl.Context([device]), _PROBE)
+        program.build(cache_dir=False)  # type: ignore[arg-type]  # what turns its cache off
+        kernel = cl.Kernel(program, "probe")
+        multiple = kernel.get_work_group_info(cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device)
+    except cl.Error as error:
+        return f"its compiler fails: {_telling_line(error)}; update the driver, or choose another device", 1
+    return None, max(int(multiple), 1)
 
 
 def _telling_line(error: Exception) -> str:

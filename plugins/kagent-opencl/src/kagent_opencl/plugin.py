@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kagent_core.config import Config
-from kagent_core.device import LaunchConfigDeriver
+from kagent_core.device import ArgumentPacker, LaunchConfigDeriver
 from kagent_core.device_plugin import DevicePlugin
-from kagent_core.specs import DeviceInfo
+from kagent_core.specs import DeviceInfo, KernelDescriptor
 
 
 class OpenClPlugin(DevicePlugin):
@@ -24,12 +24,23 @@ class OpenClPlugin(DevicePlugin):
 
         return list_devices()
 
-    def deriver(self, info: DeviceInfo, config: Config) -> LaunchConfigDeriver:
-        """Return the standard deriver; a CPU runs the work-items of a block one after the other."""
-        from kagent_core.extract.deriver import WARP, StandardDeriver
-        from kagent_opencl.platforms import is_cpu
+    def kernels(self, info: DeviceInfo, config: Config) -> Iterable[KernelDescriptor]:
+        """Return CLBlast's products, of which tuning decides where they are taken."""
+        from kagent_opencl.clblast import clblast_kernels
 
-        return StandardDeriver(least_threads=1 if is_cpu(info) else WARP)
+        return clblast_kernels(info, config)
+
+    def packer(self, info: DeviceInfo, config: Config) -> ArgumentPacker:
+        """Return the packer of prototypes, which knows what the device has no type for."""
+        from kagent_opencl.packer import OpenClPacker
+
+        return OpenClPacker(dict(info.lacks))
+
+    def deriver(self, info: DeviceInfo, config: Config) -> LaunchConfigDeriver:
+        """Return the deriver, which tells CPUs from GPUs."""
+        from kagent_opencl.deriver import OpenClDeriver
+
+        return OpenClDeriver()
 
 
 plugin = OpenClPlugin()

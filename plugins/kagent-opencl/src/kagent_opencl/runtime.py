@@ -5,18 +5,22 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyopencl as cl
 
 from kagent_core.config import Config
-from kagent_core.device import PointerArg, Runtime, ScalarArg
-from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig
+from kagent_core.device import PointerArg, Runtime, ScalarArg, call_kernel
+from kagent_core.extract.pack_prototype import has_prototype
+from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, LocalMemory
+from kagent_opencl.clblast import QueueFunction
+from kagent_opencl.packer import arguments_in, check_arguments
 from kagent_opencl.platforms import device_of
 from kagent_opencl.programs import Programs
+from kagent_opencl.work_groups import WorkGroupLimits, fitting, items, work_group_limits
 
-Argument = PointerArg | ScalarArg
+Argument = PointerArg | ScalarArg | LocalMemory
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,24 @@ class LoadedKernel:
         Of its function.
     own
         The kernel object of launches that are not prepared.
+    limits
+        Of its work-groups, found before it had arguments: their local memory would count among its own.
+    generated
+        Whether any launch config gives the same result.
+    fits
+        The launch configs that it was found to take, each with what is launched.
     """
 
     program: cl.Program
     name: str
     own: cl.Kernel
+    limits: WorkGroupLimits
+    generated: bool
+    fits: dict[LaunchConfig, LaunchConfig] = field(default_factory=dict, compare=False)
+
+
+Loaded = LoadedKernel | Callable[..., None]
+"""A compiled kernel, or a function that enqueues its work itself."""
 
 
 class OpenClRuntime(Runtime):
@@ -90,32 +107,49 @@ class OpenClRuntime(Runtime):
 
     # -- kernels
 
-    def load(self, kernel: KernelDescriptor) -> LoadedKernel:
-        """Compile a kernel, unless the cache has it."""
+    def load(self, kernel: KernelDescriptor) -> Loaded:
+        """Compile a kernel, unless the cache has it, or it is one that enqueues its work itself."""
+        if isinstance(kernel.function, QueueFunction):
+            return kernel.function.on(self.queue)
         if kernel.source is None:
             raise TypeError(f"kernel '{kernel.name}' has no OpenCL C source")
-        program = self._programs.build(kernel.source)
-        return LoadedKernel(program, kernel.name, cl.Kernel(program, kernel.name))
+        if not has_prototype(kernel):
+            program = self._programs.build(kernel.source)
+        else:
+            program, found = self._programs.build_with_arguments(kernel.source, kernel.name)
+            check_arguments(kernel, arguments_in(kernel.source, kernel.name) if found is None else found)
+        own = cl.Kernel(program, kernel.name)
+        generated = kernel.packed is not None and kernel.threads is None
+        return LoadedKernel(program, kernel.name, own, work_group_limits(own, self.device), generated)
 
-    def launch(self, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> None:
+    def launch(self, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]) -> None:
         """Enqueue a kernel."""
+        if not isinstance(kernel, LoadedKernel):
+            call_kernel(kernel, args, convert=lambda arg: arg)
+            return
+        config = self._fitting(kernel, config)
         _set_arguments(kernel.own, args)
-        cl.enqueue_nd_range_kernel(self.queue, kernel.own, _items(config), config.block)
+        cl.enqueue_nd_range_kernel(self.queue, kernel.own, items(config), config.block)
 
-    def prepare(self, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> Callable[[], object]:
+    def prepare(self, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]) -> Callable[[], object] | None:
         """Set a kernel's arguments once and for all."""
+        if not isinstance(kernel, LoadedKernel):
+            return None
+        config = self._fitting(kernel, config)
         prepared = cl.Kernel(kernel.program, kernel.name)
         _set_arguments(prepared, args)
-        return functools.partial(cl.enqueue_nd_range_kernel, self.queue, prepared, _items(config), config.block)
+        return functools.partial(cl.enqueue_nd_range_kernel, self.queue, prepared, items(config), config.block)
+
+    def _fitting(self, kernel: LoadedKernel, config: LaunchConfig) -> LaunchConfig:
+        """Return what is launched: a launch config that the kernel takes, which its compiler has the last word on."""
+        found = kernel.fits.get(config)
+        if found is None:
+            found = kernel.fits[config] = fitting(kernel.limits, kernel.name, kernel.generated, config)
+        return found
 
     def synchronize(self) -> None:
         """Wait for the queue."""
         self.queue.finish()
-
-
-def _items(config: LaunchConfig) -> tuple[int, int, int]:
-    (gx, gy, gz), (bx, by, bz) = config.grid, config.block
-    return gx * bx, gy * by, gz * bz
 
 
 def _set_arguments(kernel: cl.Kernel, args: Iterable[Argument]) -> None:
@@ -125,6 +159,13 @@ def _set_arguments(kernel: cl.Kernel, args: Iterable[Argument]) -> None:
         if isinstance(arg, PointerArg):
             kernel.set_arg(position, arg.buffer)
             kernel.set_arg(position + 1, np.int64(arg.byte_offset // arg.spec.dtype.itemsize))
+            position += 2
+        elif isinstance(arg, LocalMemory):
+            kernel.set_arg(position, cl.LocalMemory(arg.nbytes))  # type: ignore[arg-type]  # its stubs leave it out
+            position += 1
+        elif arg.type.endswith("*"):  # a tensor that was not given
+            kernel.set_arg(position, None)
+            kernel.set_arg(position + 1, np.int64(0))
             position += 2
         else:
             kernel.set_arg(position, arg.data)
