@@ -44,7 +44,8 @@ lint: $(READY) ## check style, format and the direction of imports
 	@$(BIN)/lint-imports --no-logo
 
 conformance-full: $(READY) ## run the whole conformance kit on our own devices, for the docs to publish (hours)
-	@for device in $(or $(DEVICES),cpu fake); do \
+	@$(install_opencl)
+	@for device in $(or $(DEVICES),cpu fake opencl); do \
 		$(BIN)/kagent conformance $$device --full --json docs/conformance/$$device.json $(ARGS) || failed=1; \
 	done; exit $${failed:-0}
 
@@ -83,14 +84,17 @@ $(READY): constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	@touch $@
 	@echo "setup: done"
 
-# PoCL runs OpenCL on the CPU, for the tests of kagent-opencl. That of PyPI knows too few processors.
+# For the tests of kagent-opencl: PoCL runs OpenCL on the CPU (that of PyPI knows too few processors), CLBlast is a
+# library for it, and Oclgrind interprets kernels.
+OPENCL_PACKAGES := pocl-opencl-icd libclblast1 oclgrind
+
 define install_opencl
-ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || { \
+{ ls /etc/OpenCL/vendors/*.icd && ldconfig -p | grep libclblast && command -v oclgrind; } >/dev/null 2>&1 || { \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "test: installing PoCL, an OpenCL driver for the CPU"; \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pocl-opencl-icd; } >/dev/null || true; \
+		echo "test: installing an OpenCL driver and tools for the CPU: $(OPENCL_PACKAGES)"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(OPENCL_PACKAGES); } >/dev/null || true; \
 	else \
-		echo "test: there is no OpenCL driver; for the tests of kagent-opencl: sudo apt-get install pocl-opencl-icd"; \
+		echo "test: for the tests of kagent-opencl: sudo apt-get install $(OPENCL_PACKAGES)"; \
 	fi; }
 endef
 

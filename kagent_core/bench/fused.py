@@ -62,8 +62,8 @@ def run(console: Console, rows: str | None, sizes: str | None, rounds: int, json
         When a name is unknown, a contender computes something wrong, the CPU cannot be used, or the file cannot be
         written.
     """
-    chains = [chain for chain in CHAINS if chain.name in _chosen(rows, [c.name for c in CHAINS], "--rows", "row")]
-    chosen_sizes = _chosen(sizes, SIZES, "--sizes", "size")
+    chains = [chain for chain in CHAINS if chain.name in chosen(rows, [c.name for c in CHAINS], "--rows", "row")]
+    chosen_sizes = chosen(sizes, SIZES, "--sizes", "size")
     if json_path is not None:
         write_text(json_path, "")  # a path that cannot be written is told now, not after minutes of measuring
     figures = measure(console, chains, chosen_sizes, rounds)
@@ -222,7 +222,7 @@ def _check_half(result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) 
     assert error <= 3 * eagers, f"error of {error:.3g}, and eager's is {eagers:.3g}"
 
 
-def _chosen(names: str | None, known: Sequence[str], option: str, noun: str) -> list[str]:
+def chosen(names: str | None, known: Sequence[str], option: str, noun: str) -> list[str]:
     """Return the known names that are asked for."""
     if names is None:
         return list(known)

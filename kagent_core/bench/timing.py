@@ -70,6 +70,7 @@ def time_calls(
     calls: int,
     rounds: int = CALL_ROUNDS,
     on_round: Callable[[], None] = lambda: None,
+    settle: int = 0,
 ) -> dict[str, Timing]:
     """Time one call of each contender.
 
@@ -86,11 +87,16 @@ def time_calls(
         Rounds that count.
     on_round
         Called after every round, the first one included, while no clock runs.
+    settle
+        Calls of each contender in one round before the clock runs: the threads of the one before it may still be
+        waiting for more work, which takes a processor each.
     """
     elapsed: dict[str, list[float]] = {name: [] for name in contenders}
     with no_collection():
         for number in range(rounds + 1):
             for name, call in contenders.items():
+                for _ in range(settle):
+                    call()
                 started = time.perf_counter()
                 for _ in range(calls):
                     call()

@@ -1,7 +1,7 @@
 """The command ``kagent``: what is installed, what it is told, and programs that run through it.
 
-torch is imported by the commands that compute (``run``, ``demo``, ``bench``) or open a device (``kernels``), and by
-no other.
+torch is imported by the commands that compute (``run``, ``demo``, ``bench``, ``tune``) or open a device (``kernels``),
+and by no other.
 
 Every `KagentError` that a command raises is printed as one message on stderr, and the exit code is 1.
 ``kagent --debug COMMAND`` shows its traceback instead.
@@ -26,6 +26,7 @@ from kagent_core.cli.new_plugin import new_plugin
 from kagent_core.cli.output import print_error
 from kagent_core.cli.plugins import list_plugins
 from kagent_core.cli.run import run_command
+from kagent_core.cli.tune import tune_command
 from kagent_core.errors import KagentError
 
 __all__ = ["app", "main"]
@@ -83,6 +84,7 @@ app.command("conformance")(conformance_command)
 app.command("run", context_settings=_PASS_ON)(run_command)
 app.command("demo")(demo_command)
 app.command("new-plugin")(new_plugin)
+app.command("tune")(tune_command)
 app.add_typer(bench_app, name="bench")
 
 

@@ -151,6 +151,7 @@ def _write(console: Console, path: Path | None, text: object) -> None:
 
 def _print_report(console: Console, report: Report, verbose: bool) -> None:
     from kagent_core.testing.conformance import LEVELS
+    from kagent_core.testing.conformance.report import OPERATORS
 
     counts = {level: report.counts(level) for level in report.levels}
     columns = [name for name in _COLUMNS if name in _ALWAYS or any(_COLUMNS[name](c) for c in counts.values())]
@@ -166,6 +167,8 @@ def _print_report(console: Console, report: Report, verbose: bool) -> None:
     console.print(table)
     console.print()
     _print_failures(console, report, verbose)
+    if report.counts(OPERATORS).cases and report.only is None:
+        print_remark(console, "{} of {} core ATen overloads ran on the device itself".format(*report.core_operators()))
     print_line(console, Text(f"{report.info.device}: {report.badge()}", style="bold"))
 
 

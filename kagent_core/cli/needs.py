@@ -175,7 +175,7 @@ def captured_calls(model: Callable[..., Any], inputs: Any, train: bool) -> list[
         )(graph_module, example_inputs)
         return compiled
 
-    args, kwargs = _arguments(inputs)
+    args, kwargs = program_arguments(inputs)
     with torch.set_grad_enabled(train):
         outputs = torch.compile(model, backend=backend)(*args, **kwargs)
         if train:
@@ -208,7 +208,8 @@ def _bare_call(overload: Any) -> OpCall:
     return OpCall(0, overload.__name__, signature_of(overload), {}, (), (), (), overload=overload)
 
 
-def _arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def program_arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return what a program is called with: a mapping by name, anything else by place."""
     if isinstance(inputs, Mapping):
         return (), inputs
     return (inputs if isinstance(inputs, (tuple, list)) else (inputs,)), {}

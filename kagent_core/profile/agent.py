@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -135,8 +135,20 @@ class ProfilerAgent:
 
     def suggest(self, info: DeviceInfo, kernel_name: str, problem: str) -> LaunchConfig | None:
         """Return the fastest launch config known for a kernel and a problem on a device, or None."""
-        tuned = self._buffer.known_of(DeviceKey.of(info)).configs.get((kernel_name, problem))
+        tuned = self.tuned(info, kernel_name, problem)
         return None if tuned is None else tuned.config
+
+    def tuned(self, info: DeviceInfo, kernel_name: str, problem: str) -> TunedConfig | None:
+        """Return the fastest launch config known and its time, as `suggest`; reads launch configs alone."""
+        return self._buffer.configs_of(DeviceKey.of(info)).get((kernel_name, problem))
+
+    def has_configs(self, info: DeviceInfo) -> bool:
+        """Whether a launch config is known for any kernel on a device."""
+        return bool(self._buffer.configs_of(DeviceKey.of(info)))
+
+    def forget_configs(self, info: DeviceInfo, problems: Collection[str] | None = None) -> None:
+        """Forget the launch configs of one device, for some problems or for all, in the file as well."""
+        self._buffer.forget_configs(DeviceKey.of(info), problems)
 
     def entries(self) -> list[TimingEntry]:
         """Every timing, of all devices, sorted."""
@@ -172,17 +184,20 @@ class _Known:
     """What queries about one device need."""
 
     times: dict[tuple[str, str], float] = field(default_factory=dict)
-    configs: dict[tuple[str, str], TunedConfig] = field(default_factory=dict)
 
     def add_timing(self, key: TimingKey, min_ms: float) -> None:
         short = (key.signature, key.problem)
         self.times[short] = min(min_ms, self.times.get(short, math.inf))
 
-    def add_config(self, key: ConfigKey, tuned: TunedConfig) -> None:
+
+class _Configs(dict[tuple[str, str], TunedConfig]):
+    """Launch configs of one device, by kernel and problem."""
+
+    def add(self, key: ConfigKey, tuned: TunedConfig) -> None:
         short = (key.kernel, key.problem)
-        known = self.configs.get(short)
+        known = self.get(short)
         if known is None or tuned.elapsed_ms < known.elapsed_ms:
-            self.configs[short] = tuned
+            self[short] = tuned
 
 
 class _Buffer:
@@ -198,6 +213,7 @@ class _Buffer:
         self._pending = Profile()
         self._unwritten = 0
         self._known: dict[DeviceKey, _Known] = {}
+        self._configs: dict[DeviceKey, _Configs] = {}
         self._make_locks()
         if sys.platform != "win32":
             os.register_at_fork(after_in_child=_ForkedChild(self))
@@ -219,9 +235,9 @@ class _Buffer:
     def add_config(self, key: ConfigKey, tuned: TunedConfig) -> None:
         with self._lock:
             self._pending.add_config(key, tuned)
-            known = self._known.get(key.where)
+            known = self._configs.get(key.where)
             if known is not None:
-                known.add_config(key, tuned)
+                known.add(key, tuned)
             due = self._count()
         if due:
             self.flush()
@@ -241,11 +257,34 @@ class _Buffer:
                 profile.merge(self._pending.of_device(where))
                 for timing_key, timing in profile.timings.items():
                     known.add_timing(timing_key, timing.min_ms)
-                for config_key, tuned in profile.configs.items():
-                    known.add_config(config_key, tuned)
                 if read is not None or self._file is None:  # else it is busy, and is read the next time
                     self._known[where] = known
                 return known
+
+    def configs_of(self, where: DeviceKey) -> _Configs:
+        known = self._configs.get(where)
+        if known is not None:
+            return known
+        with self._io_lock:
+            read = self._try_file(lambda file: file.read_configs(where))
+            with self._lock:
+                profile, known = read or Profile(), _Configs()
+                profile.merge(self._pending.of_device(where))
+                for key, tuned in profile.configs.items():
+                    known.add(key, tuned)
+                if read is not None or self._file is None:
+                    self._configs[where] = known
+                return known
+
+    def forget_configs(self, where: DeviceKey, problems: Collection[str] | None) -> None:
+        self.flush()
+        with self._io_lock:
+            self._try_file(lambda file: file.forget_configs(where, problems))
+            with self._lock:
+                for key in list(self._pending.configs):
+                    if key.where == where and (problems is None or key.problem in problems):
+                        del self._pending.configs[key]
+                self._configs.pop(where, None)
 
     def everything(self) -> Profile:
         self.flush()
@@ -289,6 +328,7 @@ class _Buffer:
             with self._lock:
                 self._pending, self._unwritten = Profile(), 0
                 self._known.clear()
+                self._configs.clear()
 
     def _try_file(self, work: Callable[[ProfileFile], T]) -> T | None:
         """Use the file, if there is one. When it cannot be used, say so and go on in memory."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,6 +163,9 @@ _ADD_CONFIG = """
 """
 
 
+_OF_DEVICE = " WHERE device = ? AND name = ? AND driver = ?"
+
+
 class ProfileFile:
     """The file on disk. Safe with many threads and processes at once.
 
@@ -184,6 +187,17 @@ class ProfileFile:
         if not self.path.exists():
             return Profile()
         return self._run(lambda db: _read(db, where))
+
+    def read_configs(self, where: DeviceKey) -> Profile:
+        """Return the launch configs of one device, without timings, of which there may be many."""
+        if not self.path.exists():
+            return Profile()
+        return self._run(lambda db: _read_configs(db, where, Profile()))
+
+    def forget_configs(self, where: DeviceKey, problems: Collection[str] | None = None) -> None:
+        """Forget the launch configs of one device, for some problems or for all."""
+        if self.path.exists():
+            self._run(lambda db: _forget_configs(db, where, problems))
 
     def write(self, profile: Profile) -> None:
         """Merge a profile into the file, in one transaction."""
@@ -262,7 +276,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _read(db: sqlite3.Connection, where: DeviceKey | None) -> Profile:
-    chosen = "" if where is None else " WHERE device = ? AND name = ? AND driver = ?"
+    chosen = "" if where is None else _OF_DEVICE
     values = () if where is None else tuple(where)
     profile = Profile()
     for device, name, driver, kernel, signature, problem, *times in db.execute(
@@ -270,6 +284,13 @@ def _read(db: sqlite3.Connection, where: DeviceKey | None) -> Profile:
     ):
         key = TimingKey(DeviceKey(device, name, driver), kernel, signature, problem)
         profile.timings[key] = Timing(*times)
+    return _read_configs(db, where, profile)
+
+
+def _read_configs(db: sqlite3.Connection, where: DeviceKey | None, profile: Profile) -> Profile:
+    """Add the launch configs of one device, or of all, to a profile."""
+    chosen = "" if where is None else _OF_DEVICE
+    values = () if where is None else tuple(where)
     for device, name, driver, kernel, problem, *numbers, tiles, elapsed_ms in db.execute(
         f"SELECT * FROM configs{chosen}", values
     ):
@@ -296,6 +317,16 @@ def _write(db: sqlite3.Connection, profile: Profile) -> None:
     db.execute("BEGIN IMMEDIATE")  # closing the connection without COMMIT rolls back
     db.executemany(_ADD_TIMING, timings)
     db.executemany(_ADD_CONFIG, configs)
+    db.execute("COMMIT")
+
+
+def _forget_configs(db: sqlite3.Connection, where: DeviceKey, problems: Collection[str] | None) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if problems is None:
+        db.execute(f"DELETE FROM configs{_OF_DEVICE}", tuple(where))
+    else:
+        one = f"DELETE FROM configs{_OF_DEVICE} AND problem = ?"
+        db.executemany(one, [(*where, problem) for problem in problems])
     db.execute("COMMIT")
 
 
