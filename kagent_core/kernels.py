@@ -338,7 +338,8 @@ def force_launch_config(kernel: str, config: LaunchConfig | str) -> Iterator[Non
     Parameters
     ----------
     kernel
-        The kernel's name, or the signature that it computes; for a fused kernel the signatures joined by ``+``.
+        The kernel's name, or the signature that it computes; for a fused kernel the signatures joined by ``+``. Or a
+        size of problem as the profiler writes it (`kagent_core.profile.problem.problem_key`), for that size alone.
     config
         Grid, block and shared memory; or the same as text, as the config spells it: ``"4,4,1/16,16,1"``. Tile sizes of
         generated kernels, as in ``"tiles: rows=4"``, go by the signature, and leave the rest to the device.

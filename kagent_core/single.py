@@ -103,9 +103,10 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
     graph, mode = Graph(), FakeTensorMode(allow_non_fake_inputs=True)
     nodes: list[Any] = []
     fakes: list[Any] = []
+    module = torch.nn.Module()
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            nodes.append(leaf)
+            nodes.append(_node_of(graph, module, leaf, f"constant{len(nodes)}"))
             fakes.append(leaf)
             continue
         node = graph.placeholder(f"arg{len(nodes)}")
@@ -131,8 +132,16 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
     call.meta["val"] = value
     graph.output(_outputs(graph, call, value, flat, overload))
     name = signature_of(overload).replace("::", "_").replace(".", "_")
-    module = GraphModule(torch.nn.Module(), graph)
-    return _Single(CompiledGraph(session.for_one_operator(), CapturedGraph(module, name)), spec)
+    captured = CapturedGraph(GraphModule(module, graph), name)
+    return _Single(CompiledGraph(session.for_one_operator(), captured), spec)
+
+
+def _node_of(graph: Graph, module: torch.nn.Module, leaf: Any, name: str) -> Any:
+    """Return an argument that is no tensor as a graph has it: one that no text stands for, from an attribute."""
+    if not isinstance(leaf, torch.Generator):
+        return leaf
+    setattr(module, name, leaf)
+    return graph.get_attr(name)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ def refusal(kernel: KernelDescriptor, call: OpCall) -> str | None:
     reason = _dtype_refusal(kernel, tensors) or _lazy_bits_refusal(kernel, tensors)
     if reason is None and not (kernel.layout.takes_all and not kernel.layouts):
         reason = _layout_refusal(kernel, named_tensors(call))
-    return reason or prototype_refusal(kernel, call)
+    reason = reason or prototype_refusal(kernel, call)
+    return kernel.accepts(call) if reason is None and kernel.accepts is not None else reason
 
 
 def group_refusal(kernel: KernelDescriptor, calls: Sequence[OpCall]) -> str | None:

@@ -351,17 +351,18 @@ class _Layer:
 
 
 class _Resolved:
-    """What a resolver gave, by signature. Shared by a registry and those laid over it."""
+    """What a resolver gave, by signature and schema. Shared by a registry and those laid over it."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        self._known: dict[str, KernelDescriptor | None] = {}
+        self._known: dict[tuple[str, Any], KernelDescriptor | None] = {}
         self._lock = threading.Lock()
 
     def get(self, call: OpCall) -> KernelDescriptor | None:
-        if call.signature in self._known:
-            return self._known[call.signature]
+        key = (call.signature, call.overload)
+        if key in self._known:
+            return self._known[key]
         with self._lock:
-            if call.signature not in self._known:  # another thread may have been faster
-                self._known[call.signature] = self._resolver(call)
-            return self._known[call.signature]
+            if key not in self._known:  # another thread may have been faster
+                self._known[key] = self._resolver(call)
+            return self._known[key]

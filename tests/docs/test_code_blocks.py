@@ -44,7 +44,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # Not run here, for they take minutes: their options are checked, and tests of their own run them.
-SLOW_COMMANDS = ("demo", "bench")
+SLOW_COMMANDS = ("demo", "bench", "tune")
 
 ASK_EXIT_CODE = "; echo $?"
 
@@ -194,7 +194,8 @@ def run_console(block: Block, where: str, names: dict[str, Any]) -> None:
 
 def run_kagent(command: Command, arguments: list[str], where: str) -> None:
     if arguments[0] in SLOW_COMMANDS or is_whole_conformance(arguments):
-        path = [argument for argument in arguments if re.fullmatch(r"[a-z]+", argument)][:1]
+        words = [argument for argument in arguments if re.fullmatch(r"[a-z]+", argument)]
+        path = words[: 2 if words[0] == "bench" else 1]
         told = run_program(["-m", "kagent_core.cli", *path, "--help"], {}, where)
         for option in (argument for argument in arguments if argument.startswith("--")):
             assert re.search(rf"{option}\b", told), f"{where}: kagent {path[0]} has no option {option}"

@@ -123,6 +123,8 @@ class Finding:
         How long it took.
     script
         Of a case that failed, a script that reproduces it.
+    native
+        Signatures of the operators that were placed on the device itself.
     """
 
     case: Case
@@ -130,3 +132,4 @@ class Finding:
     detail: str = ""
     seconds: float = 0.0
     script: str = ""
+    native: frozenset[str] = frozenset()

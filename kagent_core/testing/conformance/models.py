@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import kagent_core
-from kagent_core import hookimpl
 from kagent_core.errors import KagentError
 from kagent_core.testing.conformance.architectures import ARCHITECTURES, Architecture
 from kagent_core.testing.conformance.case import CannotRunError, Case, Ran, Target
+from kagent_core.testing.conformance.placements import noted
 from kagent_core.testing.conformance.reproduction import script_head
 from kagent_core.testing.conformance.running import OnDevice, assert_right, widened
 
@@ -128,31 +124,6 @@ def _snapshot(model: nn.Module) -> Record:
 # -- comparing
 
 
-@dataclass
-class _Placements:
-    """A plugin that notes where operators are placed."""
-
-    native: int = 0
-    elsewhere: Counter[str] = field(default_factory=Counter)
-
-    @hookimpl(wrapper=True)
-    def kagent_place(self, request: Any) -> Any:
-        placements = yield
-        for call, placement in zip(request.program.calls, placements, strict=True):
-            if placement.device == request.target:
-                self.native += 1
-            else:
-                self.elsewhere[call.signature] += 1
-        return placements
-
-
-@contextmanager
-def _noted() -> Iterator[_Placements]:
-    placements = _Placements()
-    with kagent_core.use_plugin(placements, "kagent-conformance"):
-        yield placements
-
-
 def check_model(run: Callable[..., list[Record]], architecture: Architecture, target: Target) -> Ran:
     """Compare an inference or a training on a device with the same in eager PyTorch.
 
@@ -162,7 +133,7 @@ def check_model(run: Callable[..., list[Record]], architecture: Architecture, ta
         At the first difference.
     """
     want = run(architecture, lambda model: model)
-    with _noted() as placements:
+    with noted("kagent-conformance-model") as placements:
         device = OnDevice(target)
         with device.watched():
             got = run(architecture, functools.partial(device.compiled, fullgraph=True))
@@ -172,8 +143,8 @@ def check_model(run: Callable[..., list[Record]], architecture: Architecture, ta
         for what, value in theirs.items():
             best = functools.partial(lambda position, what: exact()[position][what], position, what)
             assert_right(mine[what], value, f"call {position}: {what}", best, device.host_memory, TIMES)
-    total = placements.native + placements.elsewhere.total()
-    return Ran(fallbacks, f"{placements.native} of {total} operators native")
+    native = placements.native.total()
+    return Ran(fallbacks, f"{native} of {native + placements.elsewhere.total()} operators native")
 
 
 def _check(run: Callable[..., list[Record]], name: str, target: Target) -> Ran:

@@ -17,6 +17,8 @@ As JSON (``Report.as_dict``; the schema is ``report-1.schema.json`` beside this 
 ``levels``
     One object per level that was run: ``level``, ``title``, ``cases``, and how many of them had each outcome
     (``native``, ``fallback``, ``failed``, ``expected``, ``unexpected``, ``could_not_run``).
+``core_operators``
+    Of core ATen's overloads, those that ran on the device in a case that was right (``native``), and all (``of``).
 ``findings``
     One object per case: ``case`` (its key), ``level``, ``family``, ``outcome``, ``detail``, ``seconds``, and
     ``script``, which is empty where the case did not fail.
@@ -145,6 +147,18 @@ class Report:
             key: Counts.of(f for f in self.findings if (f.case.level, f.case.family) == key) for key in sorted(keys)
         }
 
+    def core_operators(self) -> tuple[int, int]:
+        """Count the core ATen overloads that ran on the device itself in a case that was right, and all that there are.
+
+        Views are among them, of which nothing runs; operators that capture takes apart are not.
+        """
+        from kagent_core.capture.schemas import signature_of
+        from kagent_core.codegen.coverage import core_operators
+
+        core = {signature_of(overload) for overload in core_operators()}
+        ran = {name for f in self.findings if f.outcome in (Outcome.PASSED, Outcome.FALLBACK) for name in f.native}
+        return len(core & ran), len(core)
+
     def badge(self) -> str:
         """Return the result in one line: ``level 3, 412/677 native, 0 wrong``.
 
@@ -168,6 +182,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON's types; the module says what is in it."""
+        native, core = self.core_operators()
         return {
             "schema": SCHEMA,
             "device": str(self.info.device),
@@ -183,6 +198,7 @@ class Report:
             "badge": self.badge(),
             "passed": self.passed,
             "levels": [{"level": level, "title": LEVELS[level], **vars(self.counts(level))} for level in self.levels],
+            "core_operators": {"native": native, "of": core},
             "findings": [
                 {
                     "case": finding.case.key,

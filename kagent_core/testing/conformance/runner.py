@@ -6,6 +6,7 @@ import fnmatch
 import importlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,10 +64,11 @@ def run_conformance(
     """
     from kagent_core.session import session_for
     from kagent_core.testing.conformance.opened import registered
+    from kagent_core.testing.conformance.placements import noted
 
     started, clock = datetime.now(UTC), time.perf_counter()
     levels = checked_levels(levels)
-    with registered(device):
+    with registered(device), noted("kagent-conformance-run") as placements:
         info = session_for(load_config(options={"device": device})).target
         target = Target(str(info.device), full)
         cases, listed = collect(target, levels, only, expected)
@@ -76,7 +78,8 @@ def run_conformance(
         for case in cases:
             if doing is not None:
                 doing(case)
-            finding = run_case(case, target, listed)
+            placements.clear()
+            finding = replace(run_case(case, target, listed), native=frozenset(placements.native))
             findings.append(finding)
             if on_finding is not None:
                 on_finding(finding)

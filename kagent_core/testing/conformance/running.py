@@ -104,7 +104,8 @@ class OnDevice:
     """
 
     def __init__(self, target: Target, **options: Any) -> None:
-        self.options = {"device": target.device, "logs": "error", **options}
+        # a device's own random numbers could not be compared
+        self.options = {"device": target.device, "logs": "error", "random_numbers": "eager", **options}
         self.session = session_for(load_config(options=self.options))
         self.host_memory = self.session.open(self.session.target.device).runtime.host_memory
         self.graphs = 0
