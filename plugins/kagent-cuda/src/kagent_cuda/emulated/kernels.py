@@ -80,7 +80,7 @@ class Machine:
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
-        self._library = load(_text("machine.cpp"), cache_dir, machine_compiler())
+        self._library = load("\n".join(map(_text, _MACHINE)), cache_dir, machine_compiler())
         self.launch = self._library.function("kagent_launch")
         self._image = self._library.function("kagent_image")
 
@@ -125,6 +125,7 @@ class Machine:
         return begin, end, shared, nbytes - _TOUCHED
 
 
+_MACHINE = ("state.h", "accesses.h", "machine.cpp")
 _TOUCHED = 16
 """Bytes that device.h itself declares."""
 
