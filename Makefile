@@ -17,7 +17,7 @@ INSTALL := $(PIP) install -qq --no-compile --progress-bar off --constraint const
 test nightly conformance-full: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly conformance-full lint types docs bench dist clean
+.PHONY: help setup demo test nightly conformance-full lint types docs bench gpu-check gpu-check-bundle dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
@@ -56,9 +56,29 @@ docs: $(READY) ## build the docs into docs/_build/html
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 
-bench: $(READY) ## measure kagent's own overhead, and its fused kernels
+bench: $(READY) ## measure kagent's own overhead, its fused kernels, and whole models (an hour)
 	@$(BIN)/kagent bench overhead
 	@$(BIN)/kagent bench fused
+	@$(BIN)/kagent bench models --where $(ARGS)
+
+# The machine has its own PyTorch with CUDA, which stays as it is: what kagent needs besides lies next to the checkout.
+GPU_PYTHON ?= python3
+GPU_BUNDLE ?= build/gpu-check
+GPU_TARGET ?= 3.12
+GPU_NEEDS  := pydantic pydantic_core pydantic-settings annotated-types typing-inspection typing_extensions \
+	python-dotenv platformdirs importlib_metadata lazy-importer zipp pluggy
+GPU_PATH   := plugins/kagent-cuda/src:plugins/kagent-cpu/src:.:$(GPU_BUNDLE)
+
+gpu-check: ## check kagent on an NVIDIA GPU and measure it there, with the PyTorch of GPU_PYTHON (six minutes)
+	@PYTHONPATH="$(GPU_PATH)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m kagent_cuda.check $(ARGS)
+
+gpu-check-bundle: $(READY) ## gather what gpu-check needs on a machine without a network: GPU_TARGET is its Python
+	@rm -rf $(GPU_BUNDLE)
+	@$(PIP) install -qq --no-compile --no-deps --target $(GPU_BUNDLE) --constraint constraints.txt --only-binary=:all: \
+		--implementation cp --python-version $(GPU_TARGET) --platform manylinux_2_17_x86_64 $(GPU_NEEDS)
+	@$(PIP) install -qq --no-compile --no-deps --no-build-isolation --target $(GPU_BUNDLE) \
+		. ./plugins/kagent-cpu ./plugins/kagent-cuda
+	@du -sh $(GPU_BUNDLE)
 
 dist: $(READY) ## build the wheels of all distributions into dist/
 	@$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir $(DIST) . $(addprefix ./,$(PLUGINS))

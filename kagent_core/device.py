@@ -200,6 +200,39 @@ def call_kernel(function: Callable[..., Any], args: Sequence[Any], convert: Call
     return function(*by_place, **by_name)
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One of the launches that `Runtime.record` is given.
+
+    Attributes
+    ----------
+    kernel, config, args
+        As `Runtime.launch` takes them.
+    after
+        Positions of the launches that must have finished before this one starts; the others need no order.
+    """
+
+    kernel: Any
+    config: LaunchConfig
+    args: Sequence[Any]
+    after: tuple[int, ...] = ()
+
+
+class Recording(ABC):
+    """Several launches that a device starts as one. Its methods are called as those of its runtime are."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start every launch, each after those that it must come after. Does not wait for them."""
+
+    @abstractmethod
+    def update(self, position: int, args: Sequence[Any]) -> None:
+        """Give the launch at `position` other arguments, because memory of one has moved. Nothing is under way."""
+
+    def close(self) -> None:
+        """Give back what the recording holds. Optional: by default nothing."""
+
+
 class LaunchError(Exception):
     """What `Runtime.synchronize` raises when it knows which launch failed on the device.
 
@@ -257,9 +290,9 @@ class Runtime(ABC):
         """Start a kernel. Tensors among `args` are `PointerArg`.
 
         For a kernel that declares its parameters, the other values are `ScalarArg`, and a `LocalMemory` where it asks
-        for memory that a block shares; `config.shared_nbytes` counts that among the rest. For a callable one they are as they
-        were packed, and what the operator takes by name only is in a `NamedArg`, tensors too; results come behind the
-        arguments that the call gives. `call_kernel` calls it so.
+        for memory that a block shares; `config.shared_nbytes` counts that among the rest. For a callable one they are
+        as they were packed, and what the operator takes by name only is in a `NamedArg`, tensors too; results come
+        behind the arguments that the call gives. `call_kernel` calls it so.
 
         Everything that `args` refers to stays alive until `synchronize` or `copy_out` has returned.
         """
@@ -302,6 +335,24 @@ class Runtime(ABC):
         Each call of what is returned does what `launch` does with the same arguments. A plan keeps it, and asks for
         another one when memory of an argument has moved.
         Optional: for a device that sets a kernel's arguments apart from starting it. Used where `streams` is 1.
+        """
+        return None
+
+    def prepare_on(
+        self, stream: int, kernel: Any, config: LaunchConfig, args: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """Return what starts a launch on one of `streams` streams, as `prepare` does; None to use `launch_on`.
+
+        Optional: used only where `streams` is more than 1.
+        """
+        return None
+
+    def record(self, launches: Sequence[Launch]) -> Recording | None:
+        """Return what starts several launches at once, again and again; None to start each on its own.
+
+        Asked when a plan runs for the second time, where it has more than one launch. A runtime that declines says
+        why in the log.
+        Optional: for a device that replays many launches for the price of one, as a CUDA graph does.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""``kagent bench``: what kagent itself costs, how fast its fused kernels are, and how fast a device is."""
+"""``kagent bench``: what kagent itself costs, how fast its fused kernels, a device and whole models are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ bench_app = typer.Typer(no_args_is_help=True)
 
 @bench_app.callback()
 def _bench() -> None:
-    """Measure what kagent itself costs, how fast its fused kernels are, and how fast a device is."""
+    """Measure what kagent itself costs, how fast its fused kernels are, how fast a device is, and whole models."""
 
 
 @bench_app.command()
@@ -66,3 +66,32 @@ def device(
     import kagent_core.bench.device as benchmark
 
     benchmark.run(make_console(), name, rows, peers or (), rounds, tasks, json_path)
+
+
+@bench_app.command()
+def models(
+    names: Annotated[
+        str | None, typer.Option("--models", metavar="NAMES", help="Only these models, such as resnet18,mobile*.")
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FUNCTION", help="A model of your own: it returns (model, inputs)."),
+    ] = None,
+    contenders: Annotated[
+        str | None, typer.Option("--contenders", metavar="NAMES", help="Only these next to eager, such as kagent.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Threads of a call.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", min=1, help="Of every model; else each has its own.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="Rounds that count.")] = 20,
+    starts: Annotated[
+        bool, typer.Option("--starts/--no-starts", help="Whether to measure compile times and memory, too.")
+    ] = True,
+    where: Annotated[bool, typer.Option("--where", help="Say where kagent's time goes, kernel by kernel.")] = False,
+    json_path: _JsonFile = None,
+) -> None:
+    """Time whole models in inference, next to eager PyTorch, torch.compile and inference engines."""
+    from kagent_core.bench.models.run import Asked, run
+
+    run(make_console(), Asked(names, contenders, program, threads, batch, rounds, starts, where), json_path)

@@ -200,6 +200,10 @@ class CFamily:
     one_pass = False
     """Whether a row is read once wherever it can be, element by element: where no cache holds it in between."""
 
+    def finished(self, text: str) -> str:
+        """Return a kernel's text as it is compiled, given as it was written: by default the same."""
+        return text
+
     # -- types
 
     def memory_type(self, dtype: str) -> str:

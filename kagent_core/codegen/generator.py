@@ -175,7 +175,8 @@ class ExpressionGenerator:
         if known is not None:
             return with_buffers(known[0], known[1], numbers)
         try:
-            made = _named(self._checked(self._written(calls, stored, choice), calls), calls)
+            made = self._checked(self._written(calls, stored, choice), calls)
+            made = _named(replace(made, text=self.language.finished(made.text)), calls)
         except NotLoweredError as error:
             return str(error)
         except LaunchConfigError:

@@ -61,6 +61,8 @@ class WorkGroups:
         How much of it a block has, in bytes.
     barrier
         Statement that waits for the other threads of the block, after which each sees what they wrote.
+    memory_barrier
+        The same for what they wrote to the device's memory, too.
     item
         A thread's number in its block.
     group, group_count
@@ -78,6 +80,7 @@ class WorkGroups:
     local_space: str = "__local "
     local_nbytes: int = 32 << 10
     barrier: str = "barrier(CLK_LOCAL_MEM_FENCE);"
+    memory_barrier: str = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
     item: str = "get_local_id(0)"
     group: str = "get_group_id(0)"
     group_count: str = "get_num_groups(0)"

@@ -82,6 +82,10 @@ class Vectors:
     """Functions that are computed lane by lane, since the language's own of vectors are not as exact as those of single
     values."""
 
+    even_lines = False
+    """Whether a kernel that goes over lines of elements has vectors only where every line is a whole number of vectors
+    behind the first: for devices whose vectors take longer where they are not aligned."""
+
     def __init__(self, language: WorkItemLanguage) -> None:
         self.language = language
         self.width = language.vector_width
@@ -312,6 +316,12 @@ def neighbours(index: Index, lane: Axis) -> int | None:
     """Return how far an index goes per step of an axis, or None where that is not the same at every step."""
     uneven = any(not isinstance(atom, Axis) and lane in Index.of(atom).axes for atom, _ in index.terms)
     return None if uneven else index.factor(lane)
+
+
+def begins_evenly(index: Index, lane: Axis, width: int) -> bool:
+    """Whether all lines along an axis begin a whole number of vectors behind the first element of their tensor."""
+    factors = [factor for atom, factor in index.terms if atom != lane]
+    return not any(number % width for number in (index.constant, *factors))
 
 
 def in_lanes(lane: Axis, *values: Expr) -> bool:

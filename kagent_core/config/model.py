@@ -84,8 +84,8 @@ class Config(BaseSettings):
     )
     random_numbers: Literal["auto", "device", "eager"] = Field(
         "auto",
-        description="where random numbers come from: auto (eager PyTorch's where the device has PyTorch's kernels, else "
-        "the device's), device (made on the device wherever a kernel can be generated), or eager",
+        description="where random numbers come from: auto (eager PyTorch's where the device has PyTorch's kernels, "
+        "else the device's), device (made on the device wherever a kernel can be generated), or eager",
     )
     launch_configs: Annotated[LaunchConfigs, NoDecode] = Field(
         LaunchConfigs(), description="kernels with a launch config of their own, such as aten::mm=4,4,1/16,16,1"

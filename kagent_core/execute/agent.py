@@ -13,6 +13,7 @@ from kagent_core.execute.arena import plan_arena
 from kagent_core.execute.launch import LaunchEach
 from kagent_core.execute.model_parameters import ModelParameters, Watch
 from kagent_core.execute.pool import DeviceMemory, MemoryUse
+from kagent_core.execute.streams import plan_streams
 from kagent_core.extract.queue import TaskQueue, in_order
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import BufferSpec, KernelDescriptor, TensorSpec
@@ -61,7 +62,9 @@ class ExecutorAgent:
             When the queue has failed, or the tasks' dependencies cannot be met.
         """
         ordered = in_order(queue)
-        arena = plan_arena(ordered, buffers, exports, keep_exports=not self.opened.runtime.host_memory)
+        runtime = self.opened.runtime
+        streams = plan_streams(ordered, {}, runtime.streams).streams if runtime.streams > 1 else ()
+        arena = plan_arena(ordered, buffers, exports, not runtime.host_memory, streams)
         log.debug(
             "%s: %d tasks on %s, arena of %d bytes for %d buffers",
             name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kagent_core.specs import BufferSpec, KernelTask
@@ -21,7 +21,11 @@ class ArenaPlan:
 
 
 def plan_arena(
-    tasks: Sequence[KernelTask], buffers: Sequence[BufferSpec], exports: Collection[int], keep_exports: bool
+    tasks: Sequence[KernelTask],
+    buffers: Sequence[BufferSpec],
+    exports: Collection[int],
+    keep_exports: bool,
+    streams: Sequence[int] = (),
 ) -> ArenaPlan:
     """Give every buffer that a task makes a place in the arena.
 
@@ -40,6 +44,9 @@ def plan_arena(
     keep_exports
         Whether exports lie in the arena too, to its run's end (device memory, copied out afterwards), or are made
         anew on every run (host memory, given to the caller).
+    streams
+        The stream that each task is meant for, by position. What tasks of different streams make shares no bytes, for
+        taking turns in them would let one chain of tasks wait for another. By default there is one.
     """
     first, last = _lifetimes(tasks)
     if keep_exports:
@@ -49,18 +56,34 @@ def plan_arena(
     planned = [
         buffer for buffer in made if (keep_exports or buffer not in exports) and buffer not in allocated_by_kernel
     ]
-    free = _FreeList()
     offsets: dict[int, int] = {}
+    nbytes = 0
+    for stream in sorted(set(streams)) or [0]:
+        own = [buffer for buffer in planned if not streams or streams[first[buffer]] == stream]
+        nbytes += _place(own, nbytes, buffers, first, last, offsets)
+    return ArenaPlan(offsets, nbytes)
+
+
+def _place(
+    planned: Collection[int],
+    begin: int,
+    buffers: Sequence[BufferSpec],
+    first: Mapping[int, int],
+    last: Mapping[int, int],
+    offsets: dict[int, int],
+) -> int:
+    """Enter places of buffers from an offset on, and return how many bytes they need together."""
+    free = _FreeList()
     ending: dict[int, list[int]] = {}
     position = 0
     for buffer in sorted(planned, key=lambda buffer: (first[buffer], buffer)):
         while position < first[buffer]:
             for dead in ending.pop(position, ()):
-                free.give(offsets[dead], _rounded(buffers[dead].nbytes))
+                free.give(offsets[dead] - begin, _rounded(buffers[dead].nbytes))
             position += 1
-        offsets[buffer] = free.take(_rounded(buffers[buffer].nbytes))
+        offsets[buffer] = begin + free.take(_rounded(buffers[buffer].nbytes))
         ending.setdefault(last[buffer], []).append(buffer)
-    return ArenaPlan(offsets, free.nbytes)
+    return free.nbytes
 
 
 def _lifetimes(tasks: Sequence[KernelTask]) -> tuple[dict[int, int], dict[int, int]]:

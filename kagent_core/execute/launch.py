@@ -26,6 +26,7 @@ from kagent_core.errors import ExecutionError, KagentError, KernelExecutionError
 from kagent_core.execute.failure import as_eager_fails, kernel_failure, reported_error
 from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
 from kagent_core.execute.pool import Block, DeviceMemory
+from kagent_core.execute.replay import Replay
 from kagent_core.execute.reports import Reports
 from kagent_core.execute.streams import StreamPlan, plan_streams
 from kagent_core.extract.parameter_buffer import collect_parameters
@@ -92,6 +93,7 @@ class LaunchEach(SealedSegment):
         self._reports: Reports | None = None
         self._launches: list[_Launch | None] = []
         self._bound: dict[int, Region] = _NOTHING_YET
+        self._replay = Replay(runtime, segment)
         self._started: list[KernelTask] = []
         self._parameters, slots = collect_parameters(segment.tasks)
         self._slots = {task.id: places for task, places in zip(segment.tasks, slots, strict=True)}
@@ -117,7 +119,9 @@ class LaunchEach(SealedSegment):
         with self._lock:
             self._bind(environment)
             try:
-                if self._plan is None:
+                if self._replay.start(self._launches):
+                    self._started += [launch.task for launch in self._launches if launch is not None]
+                elif self._plan is None:
                     for launch in self._launches:
                         if launch is not None:
                             self._start(launch, None)
@@ -148,6 +152,7 @@ class LaunchEach(SealedSegment):
     def close(self) -> None:
         """Give the arena back."""
         with self._lock:
+            self._replay.close()
             for launch in self._launches:
                 if launch is not None:
                     launch.start = None
@@ -229,20 +234,23 @@ class LaunchEach(SealedSegment):
         environment.update(self._exports)
         self._started.clear()
         moved = {buffer for buffer in self._outside if environment[buffer] is not self._bound.get(buffer)}
-        if not moved and self._bound is not _NOTHING_YET:
+        first = self._bound is _NOTHING_YET
+        if not moved and not first:
             return  # the usual replay: everything lies where it lay
-        for launch in self._launches:
-            if launch is not None and (launch.start is None or not moved.isdisjoint(launch.late_buffers)):
+        for number, launch in enumerate(self._launches):
+            if launch is not None and (first or not moved.isdisjoint(launch.late_buffers)):
                 for position, value, access in launch.late:
                     resolved = self._resolve(value, access, environment)
                     launch.args[position] = _as_passed(launch.task.args[position], resolved)
-                if self._plan is None:
-                    launch.start = self._prepared(launch)
+                launch.start = self._prepared(launch, None if self._plan is None else self._plan.streams[number])
+                self._replay.update(number, launch.args)
         self._bound = {buffer: environment[buffer] for buffer in self._outside}
 
-    def _prepared(self, launch: _Launch) -> Callable[[], object] | None:
+    def _prepared(self, launch: _Launch, stream: int | None) -> Callable[[], object] | None:
         try:
-            return self._runtime.prepare(launch.kernel, launch.config, launch.args)
+            if stream is None:
+                return self._runtime.prepare(launch.kernel, launch.config, launch.args)
+            return self._runtime.prepare_on(stream, launch.kernel, launch.config, launch.args)
         except Exception as error:
             raise kernel_failure(launch.task, error) from error
 

@@ -22,9 +22,9 @@ CASES = {
     ("fake", 1): set(),
     ("cpu", 5): {f"5/a fault of: {method}" for method in
                  ("allocate", "copy_in", "copy_out", "load", "launch", "synchronize", "launch_on", "record_event",
-                  "wait_event", "prepare", "import_host", "a prepared launch")},
+                  "wait_event", "prepare", "prepare_on", "import_host", "a prepared launch")},
     ("fake", 5): {f"5/a fault of: {method}" for method in
-                  ("record_event", "wait_event", "import_host", "a prepared launch")},
+                  ("record_event", "wait_event", "prepare_on", "import_host", "a prepared launch")},
 }  # fmt: skip
 
 

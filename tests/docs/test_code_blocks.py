@@ -294,7 +294,7 @@ def check_toml(block: Block, where: str, names: dict[str, Any]) -> None:
     load_config(config_file=path)
 
 
-NAMED = re.compile(r"(?:#|//) (?P<excerpt>in )?(?P<path>[\w./-]+\.(?:py|toml|c|cl))\n")
+NAMED = re.compile(r"(?:#|//) (?P<excerpt>in )?(?P<path>[\w./-]+\.(?:py|toml|c|cl|cu))\n")
 RUNNERS: dict[str, Callable[[Block, str, dict[str, Any]], None]] = {
     "python": run_python,
     "console": run_console,

@@ -100,6 +100,11 @@ def test_entry_points_of_kagent_opencl(wheels: Path) -> None:
         assert entry_points(wheel) == {"kagent.plugins": {"opencl": "kagent_opencl.plugin:plugin"}}
 
 
+def test_entry_points_of_kagent_cuda(wheels: Path) -> None:
+    with wheel_of(wheels, "kagent-cuda") as wheel:
+        assert entry_points(wheel) == {"kagent.plugins": {"cuda": "kagent_cuda.plugin:plugin"}}
+
+
 def test_entry_points_of_kagent_cpu(wheels: Path) -> None:
     with wheel_of(wheels, "kagent-cpu") as wheel:
         assert entry_points(wheel) == {"kagent.plugins": {"cpu": "kagent_cpu.plugin"}}

@@ -71,8 +71,8 @@ def programs(draw):
     return tasks
 
 
-def build(program):
-    """Return the segment of a program, as the extractor and the executor would make it."""
+def build(program, streams=1):
+    """Return the segment of a program, as the extractor and the executor would make it for so many streams."""
     buffers = [BufferSpec(b, ELEMENTS * 8, BufferKind.INPUT, DEVICE) for b in range(SHARED)]
     hazards, tasks = HazardTracker(), []
     for number, (x, y, out) in enumerate(program):
@@ -89,7 +89,8 @@ def build(program):
         )
         needed = hazards.add(number, reads, writes)
         tasks.append(KernelTask(number, COMBINE, args, reads, writes, LaunchConfig(), DEVICE, 0, needed, (call,)))
-    arena = plan_arena(tasks, buffers, frozenset(), keep_exports=True)
+    meant = plan_streams(tasks, {}, streams).streams if streams > 1 else ()
+    arena = plan_arena(tasks, buffers, frozenset(), keep_exports=True, streams=meant)
     return Segment(DEVICE, tuple(tasks), tuple(buffers), arena.offsets, arena.nbytes)
 
 
@@ -133,7 +134,7 @@ def on_device(segment, runtime, times=1):
 @given(programs(), st.integers(1, 4), st.integers(0, 2**31))
 def test_any_program_gives_the_sequential_result(program, streams, seed):
     runtime = FakeRuntime(streams=streams, delay_ms=0.2, seed=seed)
-    for result in on_device(build(program), runtime, times=2):
+    for result in on_device(build(program, streams), runtime, times=2):
         for got, want in zip(result, one_by_one(program), strict=True):
             assert torch.equal(got, want)
 
@@ -167,6 +168,66 @@ def test_buffers_that_share_arena_bytes_are_ordered():
     assert segment.offsets[SHARED] == segment.offsets[SHARED + 1]
     assert segment.tasks[2].depends_on == ()
     assert physical_dependencies(segment.tasks, segment.offsets)[2] == (1,)
+
+
+def test_chains_that_are_meant_for_two_streams_share_no_bytes():
+    a, b = tensor(0, 0), tensor(1, 0)
+    t, u = tensor(SHARED, 0), tensor(SHARED + 1, 0)
+    segment = build([(a, a, t), (t, t, tensor(0, 8)), (b, b, u), (u, u, tensor(1, 8))], streams=2)
+    assert segment.offsets[SHARED] != segment.offsets[SHARED + 1]
+    assert segment.arena_nbytes == 2 * 64
+    assert physical_dependencies(segment.tasks, segment.offsets) == [(), (0,), (), (2,)]
+    assert plan_streams(segment.tasks, segment.offsets, 2).streams == (0, 0, 1, 1)
+
+
+class PreparingRuntime(FakeRuntime):
+    """Prepares launches, and notes what it prepared and what it started otherwise."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self.prepared, self.started, self.others = [], [], 0
+
+    def prepare_on(self, stream, kernel, config, args):
+        self.prepared.append(stream)
+        held = list(args)  # as they are now
+
+        def start():
+            self.started.append(stream)
+            super(PreparingRuntime, self).launch_on(stream, kernel, config, held)
+
+        return start
+
+    def launch_on(self, stream, kernel, config, args):
+        self.others += 1
+        super().launch_on(stream, kernel, config, args)
+
+
+def test_launches_are_prepared_on_their_streams():
+    program = [(tensor(b, 0), tensor(b, 0), tensor(b, 0)) for _ in range(3) for b in range(SHARED)]
+    runtime = PreparingRuntime(streams=2, delay_ms=0.2)
+    for result in on_device(build(program, 2), runtime, times=3):
+        for got, want in zip(result, one_by_one(program), strict=True):
+            assert torch.equal(got, want)
+    assert runtime.prepared == [0, 1, 0, 1, 0, 1]
+    assert runtime.started == runtime.prepared * 3
+    assert runtime.others == 0
+
+
+def test_what_has_moved_is_prepared_again():
+    segment, runtime = build([(tensor(0, 0), tensor(1, 0), tensor(1, 8))] * 2, 2), PreparingRuntime(streams=2)
+    memory = DeviceMemory(runtime, Device("fake", 0), threading.RLock())
+    sealed = LaunchEach(memory, segment)
+    for _ in range(2):
+        regions = {b: Region(runtime.allocate(ELEMENTS * 8)) for b in range(SHARED)}
+        for b, region in regions.items():
+            runtime.copy_in(region.buffer, 0, memoryview((torch.arange(ELEMENTS) * (b + 1)).numpy()).cast("B"))
+        for _ in range(2):
+            sealed.run(dict(regions))
+        seen = torch.empty(ELEMENTS, dtype=torch.int64)
+        runtime.copy_out(regions[1].buffer, 0, memoryview(seen.numpy()).cast("B"))
+        assert seen[8:12].tolist() == [13 * n + 1 for n in range(4)]
+    assert len(runtime.prepared) == 4
+    sealed.close()
 
 
 def test_a_missing_wait_is_caught(monkeypatch):

@@ -46,6 +46,12 @@ class Single(OpenClC):
     vector_width = 0
 
 
+class Short(OpenClC):
+    """The same with one vector for each work-item, as where neighbouring items run together."""
+
+    vectors_per_item = 1
+
+
 def made(function: Callable[..., Any], *args: Any, language: type[OpenClC] = OpenClC) -> KernelSource:
     generic = GenericKernels(GENERIC, RULES)
     return source_of(program(function, *args), ExpressionGenerator(language(), write_work_items, generic=generic))
@@ -119,7 +125,23 @@ def test_what_does_not_depend_on_the_lane_is_read_once() -> None:
 def test_other_reads_stay_single(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> None:
     given = [torch.empty(shape) for shape in shapes]
     assert "x8" not in text_of(function, *given)
-    assert text_of(function, *given) == text_of(function, *given, language=Single)
+    assert text_of(function, *given, language=Short) == text_of(function, *given, language=Single)
+
+
+def test_a_processor_loops_over_pieces_of_lines_that_are_no_vectors() -> None:
+    found = made(lambda x: x[:, ::2] + 1, torch.empty(40, 201))
+    assert "i1_first = i1_piece * 32, i1_end = i1_first + 32 < n" in found.text
+    assert "for (i64 i1 = i1_first; i1 < i1_end; i1++) {" in found.text
+    assert found.items == 40 * 4
+
+
+def test_items_follow_each_other_the_way_that_is_read() -> None:
+    """Short pieces of rows, one below the other: what they read are neighbours."""
+    found = made(lambda x, y: x.t() + y, torch.empty(100, 70), torch.empty(70, 100))
+    head = found.text[: found.text.index("for (i64 i0 =")]
+    assert re.search(r"const i64 i1 = \(i64\)\(item % n\d\);", head)
+    assert "i0_piece * 8" in found.text
+    assert found.items == 100 * 9
 
 
 def test_divisions_that_may_fail_stay_single() -> None:

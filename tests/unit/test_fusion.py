@@ -395,17 +395,17 @@ def test_a_kernel_that_needs_too_many_parameters_is_not_made():
 def test_registers_and_shared_memory_are_estimated():
     few = dataclasses.replace(INFO, max_registers=10)
     plan = analyze(chain(RELU, SIGMOID), printer=Generator(), info=few)
-    assert reason(plan, 0, 1) == (False, "resources: one kernel would need 14 registers, toy:0 has 10")
+    assert reason(plan, 0, 1) == (False, "resources: one kernel would need 22 registers, toy:0 has 10")
     calls = [relu(0, tensor(0, 4, 6), tensor(1, 4, 6)), total(1, tensor(1, 4, 6), tensor(2, 4, 1))]
     plan = analyze(calls, printer=Generator(), info=dataclasses.replace(INFO, shared_nbytes=512))
-    assert reason(plan, 0, 1) == (False, "resources: one kernel would need 1024 bytes of shared memory, toy:0 has 512")
+    assert reason(plan, 0, 1) == (False, "resources: one kernel would need 2048 bytes of shared memory, toy:0 has 512")
 
 
 def test_estimates_count_what_is_alive_at_once():
     double = DType("float64", 8)
     x, y, z = (tensor(b, 4, dtype=double) for b in range(3))
     calls = [relu(0, x, y), binary(1, ADD, y, x, z)]
-    assert estimate(calls, inner={1}, info=INFO) == Estimate(parameters=2, registers=8 + 2 * 2 + 6, shared_nbytes=0)
+    assert estimate(calls, inner={1}, info=INFO) == Estimate(parameters=2, registers=16 + 2 * 2 + 6, shared_nbytes=0)
     assert estimate(calls, inner=(), info=INFO).parameters == 3
 
 

@@ -25,10 +25,11 @@ def heavy_after(statements: str) -> str:
         "import kagent_core.testing",
         "import kagent_cpu.plugin",
         "from kagent_core import hookimpl, load_config; load_config()",
+        "import kagent_cuda.plugin",
         "import kagent_opencl.plugin",
-        # OpenCL devices can only be listed by pyopencl
+        # OpenCL devices can only be listed by pyopencl, NVIDIA's by cuda-python
         """from kagent_core.plugins import PluginManager; from kagent_core.config import load_config
-config = load_config({"plugins_block": ["opencl"]})
+config = load_config({"plugins_block": ["cuda", "opencl"]})
 assert any(info.available for info in PluginManager(config).devices())""",
     ],
 )

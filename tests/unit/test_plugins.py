@@ -683,7 +683,7 @@ def test_a_provider_that_gives_something_else_is_named(hook):
         manager.open(manager.resolve("toy"))
 
 
-@pytest.mark.parametrize("hook", [*PROVIDERS, "kagent_code_printer"])
+@pytest.mark.parametrize("hook", [*PROVIDERS, "kagent_code_printer", "kagent_graph_optimizer"])
 def test_a_provider_that_raises_is_named_and_opens_nothing(hook):
     plugin = with_provider(hook, lambda: {}["driver"])
     manager = manager_of(Point("toy", plugin))
@@ -713,7 +713,8 @@ def test_every_provider_hook_is_covered():
         "derive_launch_configs",
         "assemble",
     }
-    others = {"contract_version", "devices", "place", "task_finished", "code_printer", *stages}
+    optional = {"code_printer", "graph_optimizer"}
+    others = {"contract_version", "devices", "place", "task_finished", *optional, *stages}
     assert returning - {f"kagent_{name}" for name in others} == set(PROVIDERS)
 
 

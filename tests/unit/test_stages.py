@@ -217,6 +217,7 @@ def derive(*, config=LaunchConfig(), suggest=None, info=INFO):  # noqa: B008
     deriver = Deriver(config)
     ctx = context(relu(0, tensor(0, 4), tensor(1, 4)), deriver=deriver, suggest=suggest, info=info)
     ctx.kernels = STAGES.kagent_lookup_kernels(ctx)
+    ctx.packed = STAGES.kagent_pack_arguments(ctx)
     return STAGES.kagent_derive_launch_configs(ctx), deriver, ctx
 
 

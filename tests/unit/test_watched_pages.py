@@ -24,13 +24,19 @@ def watcher() -> PageWatcher:
     return WATCHER
 
 
+def _ones() -> torch.Tensor:
+    """Return a tensor on pages of its own, on which nobody else writes."""
+    memory = mmap.mmap(-1, 512 * 1024 * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.float32).view(512, 1024).fill_(1)
+
+
 def _watched(watcher: PageWatcher, tensor: torch.Tensor):
     (pages,) = watcher.watch([(tensor.data_ptr(), tensor.untyped_storage().nbytes())])
     return pages
 
 
 def test_what_is_not_written_keeps_its_generation(watcher: PageWatcher) -> None:
-    tensor = torch.ones(512, 1024)
+    tensor = _ones()
     pages = _watched(watcher, tensor)
     before = pages.generation()
     assert before is not None
@@ -57,7 +63,7 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_every_write_is_noticed_every_time(watcher: PageWatcher, write) -> None:
-    tensor = torch.ones(512, 1024)
+    tensor = _ones()
     pages = _watched(watcher, tensor)
     for _ in range(3):
         before = pages.generation()
@@ -69,7 +75,7 @@ def test_every_write_is_noticed_every_time(watcher: PageWatcher, write) -> None:
 
 
 def test_many_pages_apart_are_one_change_and_no_mark_is_left(watcher: PageWatcher) -> None:
-    tensor = torch.ones(512, 1024)
+    tensor = _ones()
     pages = _watched(watcher, tensor)
     before = pages.generation()
     tensor.data[::2].zero_()
@@ -79,7 +85,7 @@ def test_many_pages_apart_are_one_change_and_no_mark_is_left(watcher: PageWatche
 
 
 def test_two_watches_of_the_same_memory_both_notice(watcher: PageWatcher) -> None:
-    tensor = torch.ones(512, 1024)
+    tensor = _ones()
     first, (second,) = _watched(watcher, tensor), watcher.watch([(tensor.data_ptr(), 8192)])
     known = first.generation(), second.generation()
     known = first.generation(), second.generation()
@@ -106,7 +112,7 @@ def test_other_memory_at_the_same_place_is_not_vouched_for(watcher: PageWatcher)
 
 
 def test_a_child_process_is_told_nothing(watcher: PageWatcher) -> None:
-    tensor = torch.ones(512, 1024)
+    tensor = _ones()
     pages = _watched(watcher, tensor)
     assert pages.generation() is not None
     child = os.fork()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import torch._inductor.config
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from kagent_core.bench.functions import own_function
 from kagent_core.bench.models import engines
 
 Call = Callable[[], Any]
@@ -68,17 +67,25 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def _eager(module: nn.Module, args: tuple[Any, ...], directory: Path, threads: int) -> Call:
-    call = lambda: module(*args)
-    call()
-    return call
+    return _called(lambda: module(*args))
 
 
 def _compiled(module: nn.Module, args: tuple[Any, ...], **arguments: Any) -> Call:
     """Compile a function of its own, and call it: what Dynamo compiles hangs on the code object of the function."""
-    compiled = torch.compile(own_function(lambda *given: module(*given)), **arguments)
-    call = lambda: compiled(*args)
+    compiled = torch.compile(_own_call(module), **arguments)
+    return _called(lambda: compiled(*args))
+
+
+def _called(call: Call) -> Call:
     call()
     return call
+
+
+def _own_call(module: nn.Module) -> Callable[..., Any]:
+    def forward(*given: Any) -> Any:
+        return module(*given)
+
+    return FunctionType(forward.__code__.replace(), globals(), forward.__name__, None, forward.__closure__)
 
 
 @contextmanager

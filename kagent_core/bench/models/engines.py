@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +40,10 @@ def prepare_onnxruntime(module: nn.Module, args: tuple[Any, ...], directory: Pat
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
     feeds = dict(zip(names, _arrays(args), strict=True))
-    call = lambda: session.run(None, feeds)
+
+    def call() -> Any:
+        return session.run(None, feeds)
+
     call()
     return call
 
@@ -66,8 +70,8 @@ def export_onnx(module: nn.Module, args: tuple[Any, ...], path: Path) -> None:
 def prepare_openvino(module: nn.Module, args: tuple[Any, ...], directory: Path, threads: int) -> Call:
     """Convert a model, if that was not done before, load it into OpenVINO, call it, and return the call.
 
-    Where OpenVINO cannot convert the PyTorch module, it gets it as an ONNX file. Its precision is set to float32, for on
-    some processors it would take bfloat16 by itself.
+    Where OpenVINO cannot convert the PyTorch module, it gets it as an ONNX file. Its precision is set to float32, for
+    on some processors it would take bfloat16 by itself.
 
     Parameters
     ----------
@@ -120,13 +124,19 @@ def _converted(openvino: Any, module: nn.Module, args: tuple[Any, ...], director
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what exporters say of their own progress from the output."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        yield
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def _tensors(args: tuple[Any, ...]) -> list[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -36,7 +38,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """A pointwise, a depthwise and a pointwise convolution: [N, inputs, H, W] to [N, outputs, H / stride, W / stride]."""
+    """A pointwise, a depthwise and a pointwise convolution: [N, inputs, H, W] to [N, outputs, H / stride, ...]."""
 
     def __init__(self, inputs: int, size: int, wide: int, outputs: int, squeeze: bool, hard: bool, stride: int) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ class UNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128), classes: int = 2) -> None:
         super().__init__()
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         self.first = self._double(3, widths[0])
         self.down = nn.ModuleList(self._double(fine, coarse) for fine, coarse in pairs)
         self.up = nn.ModuleList(nn.ConvTranspose2d(coarse, fine, 2, 2) for fine, coarse in reversed(pairs))

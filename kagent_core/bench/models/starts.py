@@ -60,11 +60,11 @@ def _start(model: str, contender: str, batch: int | None, threads: int, director
 
 
 def reason_in(stderr: str) -> str:
-    """Return what an uncaught exception said, of all that a process wrote: the first line after the last traceback.
+    r"""Return what an uncaught exception said, of all that a process wrote: the first line after the last traceback.
 
     Examples
     --------
-    >>> reason_in("Traceback (most recent call last):\\n  File ...\\nValueError: no\\nmore of it\\n")
+    >>> reason_in("Traceback (most recent call last):\n  File ...\nValueError: no\nmore of it\n")
     'ValueError: no'
     """
     _, _, last = stderr.rpartition("Traceback (most recent call last):\n")

@@ -392,10 +392,10 @@ class KernelBuilder:
                 hint="take smaller tile sizes: what they are is in docs/launch-configs.md",
             )
 
-    def barrier(self) -> None:
-        """Wait until every thread of the block has come here."""
+    def barrier(self, memory: bool = False) -> None:
+        """Wait until every thread of the block has come here; with `memory`, also for what they write to tensors."""
         assert self.work_groups is not None
-        self.add(self.work_groups.barrier)
+        self.add(self.work_groups.memory_barrier if memory else self.work_groups.barrier)
 
     @contextmanager
     def unrolled(self, name: str, count: int) -> Iterator[None]:

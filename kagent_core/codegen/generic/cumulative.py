@@ -1,10 +1,13 @@
-"""Cumulative operators: a row per work-item."""
+"""Cumulative operators: a row per block, or per work-item."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kagent_core.codegen.dtypes import FLOATS, HALVES
+from kagent_core.codegen.generic.block_cumulative import Running, write_cumulative
+from kagent_core.codegen.generic.block_scans import rows_by_blocks
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.loops import Rows
@@ -37,7 +40,13 @@ def _accumulate(k: KernelBuilder, self: TensorSpec, dim: int, sign: str, start: 
     wide = _wide(made)
     rows = Rows(self, dim)
     if made == "float32" == k.language.wide and sign == "+":
-        _accumulate_compensated(k, x, rows)
+        if rows_by_blocks(k, rows, self):
+            _accumulate_compensated_by_blocks(k, x, rows)
+        else:
+            _accumulate_compensated(k, x, rows)
+        return
+    if rows_by_blocks(k, rows, self):
+        _accumulate_by_blocks(k, x, rows, sign, start)
         return
     with k.items(*rows.axes, steps=rows.length):
         k.add(f"{k.language.value_type(wide)} total = {k.number(start, wide)};")
@@ -56,6 +65,46 @@ def _accumulate_compensated(k: KernelBuilder, x: Tensor, rows: Rows) -> None:
             value = k.language.cast(x.at(*rows.place("j")), x.dtype, "float32")
             k.add(f"total = two_sum_f32(total, {value}, &rest);")
             k.store(rows.place("j"), "two_summed_f32(total, rest)")
+
+
+def _accumulate_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows, sign: str, start: int) -> None:
+    made, wide = k.result().dtype, _wide(k.result().dtype)
+    kind = k.language.value_type(wide)
+    least, most = ("1e-300", "1e300") if wide == "float64" else ("1e-37f", "1e37f")
+    fabs = k.language.function("fabs", wide)
+
+    def load(j: str) -> str:
+        return k.language.cast(k.language.cast(x.at(*rows.place(j)), x.dtype, made), made, wide)
+
+    def store(j: str, found: Sequence[str]) -> None:
+        k.store(rows.place(j), k.language.cast(found[0], wide, "float32" if made in HALVES else made))
+
+    running = Running(
+        kind=kind,
+        load=load,
+        states=[(kind, "total")],
+        identity=[k.number(start, wide)],
+        element=lambda value, j: [value],
+        merge=lambda a, b, c: [f"{c[0]} = {a[0]} {sign} {b[0]};"],
+        store=store,
+        regular=(lambda v: f"({fabs}({v}) > {least} && {fabs}({v}) < {most})")
+        if sign == "*" and made in FLOATS
+        else None,
+    )
+    write_cumulative(k, rows, running)
+
+
+def _accumulate_compensated_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows) -> None:
+    running = Running(
+        kind="f32",
+        load=lambda j: k.language.cast(x.at(*rows.place(j)), x.dtype, "float32"),
+        states=[("f32", "total"), ("f32", "rest")],
+        identity=["0", "0"],
+        element=lambda value, j: [value, "0"],
+        merge=lambda a, b, c: [f"{c[1]} = {a[1]} + {b[1]};", f"{c[0]} = two_sum_f32({a[0]}, {b[0]}, &{c[1]});"],
+        store=lambda j, found: k.store(rows.place(j), f"two_summed_f32({found[0]}, {found[1]})"),
+    )
+    write_cumulative(k, rows, running)
 
 
 @GENERIC.kernel("aten::cummax")
@@ -78,6 +127,9 @@ def _extreme(k: KernelBuilder, self: TensorSpec, dim: int, sign: str) -> None:
         better = f"value != value || (best == best && {better})"
     if rows.length == 0:
         return
+    if rows_by_blocks(k, rows, self):
+        _extreme_by_blocks(k, x, rows, kind, sign)
+        return
     with k.items(*rows.axes, steps=rows.length):
         k.add(f"{kind} best = {x.at(*rows.place('0'))};", "i64 at = 0;")
         with k.loop("j", k.size(rows.length)):
@@ -87,6 +139,36 @@ def _extreme(k: KernelBuilder, self: TensorSpec, dim: int, sign: str) -> None:
             k.store(rows.place("j"), "at", 1)
 
 
+def _extreme_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows, kind: str, sign: str) -> None:
+    index = "i32" if rows.length < 2**31 else "i64"
+
+    def merge(a: Sequence[str], b: Sequence[str], c: Sequence[str]) -> list[str]:
+        better = f"{b[0]} {sign} {a[0]}"
+        if x.dtype in FLOATS:
+            better = f"{b[0]} != {b[0]} || ({a[0]} == {a[0]} && {better})"
+        # a position of -1 says that there is no element
+        chosen = f"{b[1]} >= 0 && ({a[1]} < 0 || {better})"
+        return [
+            f"const i32 later = {chosen};",
+            *(f"{to} = later ? {new} : {old};" for to, new, old in zip(c, b, a, strict=True)),
+        ]
+
+    def store(j: str, found: Sequence[str]) -> None:
+        k.store(rows.place(j), found[0])
+        k.store(rows.place(j), found[1], 1)
+
+    running = Running(
+        kind=kind,
+        load=lambda j: x.at(*rows.place(j)),
+        states=[(kind, "best"), (index, "at")],
+        identity=["0", "-1"],
+        element=lambda value, j: [value, j],
+        merge=merge,
+        store=store,
+    )
+    write_cumulative(k, rows, running)
+
+
 @GENERIC.kernel("aten::logcumsumexp")
 def logcumsumexp(k: KernelBuilder, self: TensorSpec, dim: int) -> None:
     """Write the logarithms of the sums of the exponentials of all that came before."""
@@ -94,14 +176,32 @@ def logcumsumexp(k: KernelBuilder, self: TensorSpec, dim: int) -> None:
     dtype = _wide(x.dtype)
     kind = k.language.value_type(dtype)
     exp, log1p, fabs = (k.language.function(name, dtype) for name in ("exp", "log1p", "fabs"))
+
+    def merge(a: Sequence[str], b: Sequence[str], c: Sequence[str]) -> list[str]:
+        total, value = a[0], b[0]
+        # NaN stays; two equal infinities would make one
+        return [
+            f"const {kind} high = {value} > {total} ? {value} : {total}, low = {value} > {total} ? {total} : {value};",
+            f"const i32 same = low == high && {fabs}(low) == INFINITY;",
+            f"{c[0]} = {value} != {value} || {total} != {total} ? {value} + {total}",
+            f"    : same ? {value} : high + {log1p}({exp}(low - high));",
+        ]
+
+    if rows_by_blocks(k, rows, self):
+        running = Running(
+            kind=kind,
+            load=lambda j: k.language.cast(x.at(*rows.place(j)), x.dtype, dtype),
+            states=[(kind, "total")],
+            identity=[k.number(float("-inf"), dtype)],
+            element=lambda value, j: [value],
+            merge=merge,
+            store=lambda j, found: k.store(rows.place(j), found[0]),
+        )
+        write_cumulative(k, rows, running)
+        return
     with k.items(*rows.axes, steps=rows.length * 16):
         k.add(f"{kind} total = {k.number(float('-inf'), dtype)};")
         with k.loop("j", k.size(rows.length)):
             k.add(f"const {kind} value = {x.at(*rows.place('j'))};")
-            k.add(f"const {kind} high = value > total ? value : total, low = value > total ? total : value;")
-            # NaN stays; two equal infinities would make one
-            k.add(
-                f"total = value != value || total != total ? value + total : low == high && {fabs}(low) == INFINITY "
-                f"? value : high + {log1p}({exp}(low - high));"
-            )
+            k.add(*merge(["total"], ["value"], ["total"]))
             k.store(rows.place("j"), "total")

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import names, nest
+from kagent_core.codegen.generic.loops import names, nest, unflattened
 from kagent_core.specs import TensorSpec
-
-
-def _unflattened(k: KernelBuilder, flat: str, shape: Sequence[int]) -> list[str]:
-    """Return the index of an element that is given by its number in row-major order."""
-    places = []
-    for d, size in enumerate(shape):
-        inner = math.prod(shape[d + 1 :])
-        place = f"{flat} / {k.size(inner)}" if inner != 1 else flat
-        places.append(f"({place}) % {k.size(size)}" if d else place)
-    return places
 
 
 def _broadcast(places: Sequence[str], shape: Sequence[int]) -> list[str]:
@@ -42,7 +31,7 @@ def masked_scatter(k: KernelBuilder, self: TensorSpec, mask: TensorSpec, source:
                 missing = f"taken >= {k.size(source.numel)}"
                 k.report(missing, INDEX_OUT_OF_RANGE)
                 if source.numel:
-                    k.add(f"if (!({missing})) value = {x.at(*_unflattened(k, 'taken', source.shape))};")
+                    k.add(f"if (!({missing})) value = {x.at(*unflattened(k, 'taken', source.shape))};")
                 k.add("taken++;")
             k.store(places, "value")
 
@@ -57,10 +46,10 @@ def masked_scatter_backward(k: KernelBuilder, grad_output: TensorSpec, mask: Ten
         with nest(k, *((place, k.size(size)) for place, size in zip(places, grad_output.shape, strict=True))):
             chosen = k.read(mask).at(*_broadcast(places, mask.shape))
             with k.block(f"if ({chosen} && taken < {k.size(made.numel)})"):
-                k.store(_unflattened(k, "taken", made.shape), grad.at(*places))
+                k.store(unflattened(k, "taken", made.shape), grad.at(*places))
                 k.add("taken++;")
         with k.loop("rest", k.size(made.numel), "taken"):
-            k.store(_unflattened(k, "rest", made.shape), k.number(0, grad.dtype))
+            k.store(unflattened(k, "rest", made.shape), k.number(0, grad.dtype))
 
 
 @GENERIC.kernel("aten::put")
@@ -72,11 +61,11 @@ def put(k: KernelBuilder, self: TensorSpec, index: TensorSpec, source: TensorSpe
         with nest(k, *((place, k.size(size)) for place, size in zip(places, self.shape, strict=True))):
             k.store(places, k.read(self).at(*places))
         with k.loop("s", k.size(index.numel)):
-            k.add(f"i64 at = {k.read(index).at(*_unflattened(k, 's', index.shape))};", f"if (at < 0) at += {numel};")
+            k.add(f"i64 at = {k.read(index).at(*unflattened(k, 's', index.shape))};", f"if (at < 0) at += {numel};")
             outside = f"at < 0 || at >= {numel}"
             k.report(outside, INDEX_OUT_OF_RANGE)
             with k.block(f"if (!({outside}))"):
-                place = _unflattened(k, "at", self.shape)
-                value = k.read(source).at(*_unflattened(k, "s", source.shape))
+                place = unflattened(k, "at", self.shape)
+                value = k.read(source).at(*unflattened(k, "s", source.shape))
                 sign = "|" if out.dtype == "bool" else "+"
                 k.store(place, f"{out.at(*place)} {sign} {value}" if accumulate else value)

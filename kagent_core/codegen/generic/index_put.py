@@ -1,15 +1,17 @@
-"""Writing to places that index tensors give: a work-item per place in the dimensions that have none."""
+"""Writing to places that index tensors give: see `placing` for how the work is divided."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
+from kagent_core.codegen.generic.block_placing import write_placing
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import names, nest
+from kagent_core.codegen.generic.loops import names, unflattened
+from kagent_core.codegen.generic.placing import Placing
 from kagent_core.specs import OpCall, TensorSpec
 
 
@@ -27,34 +29,42 @@ def index_put(
 ) -> None:
     """Write a tensor with values put, or added, at the places that index tensors give.
 
-    Each work-item goes over all places in order: of equal ones the last wins, and sums are rounded as ATen's are.
+    Of equal places the last wins, and sums are rounded as ATen's are.
     """
     masks = [d for d, index in enumerate(indices) if index is not None and index.dtype.name == "bool"]
     if masks:
         _masked(k, self, masks[0], indices[masks[0]], values, accumulate)
         return
-    x, out, given = k.read(self), k.result(), k.read(values)
+    given = k.read(values)
     indexed = {d: index for d, index in enumerate(indices) if index is not None}
     shape = torch.broadcast_shapes(*(index.shape for index in indexed.values()))
-    loops = names("b", len(shape))
-    place = [f"at{d}" if d in indexed else f"d{d}" for d in range(len(self.shape))]
-    free = [(f"d{d}", size) for d, size in enumerate(self.shape) if d not in indexed] or [("d", 1)]
-    count = 1
-    for size in (*shape, *(self.shape[d] for d in indexed)):
-        count *= size
-    with k.items(*free, steps=count):
-        with nest(k, *((f"at{d}", x.size(d)) for d in indexed)):
-            k.store(place, x.at(*place))
-        with nest(k, *((b, k.size(size)) for b, size in zip(loops, shape, strict=True))):
-            for d, index in indexed.items():
-                k.add(f"i64 at{d} = {k.read(index).at(*_aligned(loops, index.shape))};")
-                k.add(f"if (at{d} < 0) at{d} += {x.size(d)};")
-            outside = " || ".join(f"at{d} < 0 || at{d} >= {x.size(d)}" for d in indexed)
-            k.report(outside, INDEX_OUT_OF_RANGE)
-            with k.block(f"if (!({outside}))"):
-                value = given.at(*_aligned(_value_place(self, indexed, loops), values.shape))
-                sign = "|" if out.dtype == "bool" else "+"
-                k.store(place, f"{out.at(*place)} {sign} {value}" if accumulate else value)
+    sources = names("b", len(shape))
+
+    def steps(s: str) -> dict[str, str]:
+        return dict(zip(sources, unflattened(k, s, shape), strict=True))
+
+    def locate(s: str) -> list[str]:
+        at = list(steps(s).values())
+        return [k.read(index).at(*_aligned(at, index.shape)) for index in indexed.values()]
+
+    def value(s: str) -> str:
+        at = steps(s)
+        place = [at.get(name, name) for name in _value_place(self, indexed, sources)]
+        return given.at(*_aligned(place, values.shape))
+
+    placing = Placing(
+        self=self,
+        place=[f"at{d}" if d in indexed else f"d{d}" for d in range(len(self.shape))],
+        outer=(),
+        rows=[(f"at{d}", self.shape[d]) for d in indexed],
+        columns=[(f"d{d}", size) for d, size in enumerate(self.shape) if d not in indexed],
+        count=math.prod(shape),
+        locate=locate,
+        value=value,
+        reduce="sum" if accumulate else "",
+        wide=False,
+    )
+    write_placing(k, placing)
 
 
 def _masked(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from kagent_core.codegen.dtypes import FLOATS
@@ -32,6 +33,16 @@ def nest(k: KernelBuilder, *loops: Loop) -> Iterator[None]:
             step = rest[1] if len(rest) > 1 else 1
             stack.enter_context(k.loop(name, end, start, step))
         yield
+
+
+def unflattened(k: KernelBuilder, flat: str, shape: Sequence[int]) -> list[str]:
+    """Return the index of an element that is given by its number in row-major order."""
+    places = []
+    for d, size in enumerate(shape):
+        inner = math.prod(shape[d + 1 :])
+        place = f"{flat} / {k.size(inner)}" if inner != 1 else flat
+        places.append(f"({place}) % {k.size(size)}" if d else place)
+    return places
 
 
 class Rows:
@@ -76,3 +87,17 @@ def smaller(dtype: str, a: str, b: str) -> str:
     """Return the smaller of two variables; NaN when one is, as ATen."""
     nan = f" || {a} != {a}" if dtype in FLOATS else ""
     return f"({a} < {b}{nan} ? {a} : {b})"
+
+
+def comes_before(dtype: str, descending: bool, a: str, a_at: str, b: str, b_at: str) -> str:
+    """Return whether one element comes before another in a sorted row, each given as a variable and its position.
+
+    NaN is the greatest value; equal ones keep their order.
+    """
+
+    def precedes(a: str, b: str) -> str:
+        lower, higher = (b, a) if descending else (a, b)
+        nan = f" || ({higher} != {higher} && {lower} == {lower})" if dtype in FLOATS else ""
+        return f"({a} {'>' if descending else '<'} {b}{nan})"
+
+    return f"({precedes(a, b)} || (!{precedes(b, a)} && {a_at} < {b_at}))"

@@ -1,182 +1,20 @@
-"""Scattering along one dimension: a row of the result per work-item, which goes over all sources of the row in order.
-
-So results do not depend on timing, and of equal places the last source wins, as in ATen on the CPU.
-"""
+"""Scattering along one dimension: see `placing` for how the work is divided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
-from kagent_core.codegen.dtypes import FLOATS, HALVES
+from kagent_core.codegen.dtypes import FLOATS
+from kagent_core.codegen.generic.block_placing import write_placing
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import Rows, greater, smaller
+from kagent_core.codegen.generic.loops import Rows
+from kagent_core.codegen.generic.placing import Placing
 from kagent_core.codegen.numbers import fits
 from kagent_core.specs import TensorSpec
 
-CHUNK = 64
-"""Elements of a row that one work-item sums up in a wider type at a time, in variables of its own."""
-
 _REDUCTIONS = {"add": "sum", "multiply": "prod"}
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """What is scattered into the rows of a tensor.
-
-    Attributes
-    ----------
-    self
-        The tensor.
-    dim
-        The dimension of the rows.
-    extents
-        Sizes of the part of the rows' other dimensions that has sources.
-    count
-        Number of sources of a row.
-    index, source
-        Given the number of a source, return the text of where it goes and of what it is.
-    reduce
-        How it joins what is there: ``sum``, ``prod``, ``mean``, ``amax``, ``amin``, or ``""`` to replace it.
-    include_self
-        Whether what was there before takes part.
-    wraps
-        Whether negative indices count from the end.
-    wide
-        Whether sums of half types are rounded once, at the end.
-    """
-
-    self: TensorSpec
-    dim: int
-    extents: Sequence[int]
-    count: int
-    index: Callable[[str], str]
-    source: Callable[[str], str]
-    reduce: str = ""
-    include_self: bool = True
-    wraps: bool = False
-    wide: bool = True
-
-    def write(self, k: KernelBuilder) -> None:
-        """Write the kernel."""
-        dtype = self.self.dtype.name
-        if self.reduce == "mean" or (self.wide and dtype in HALVES and self.reduce in ("sum", "prod")):
-            self._write_chunks(k)
-        else:
-            self._write_rows(k)
-
-    # -- in the result's own memory
-
-    def _write_rows(self, k: KernelBuilder) -> None:
-        x, out, rows = k.read(self.self), k.result(), Rows(self.self, self.dim)
-        place = rows.place("at")
-        with k.items(*rows.axes, steps=rows.length + self.count):
-            with k.loop("at", k.size(rows.length)):
-                k.store(place, x.at(*place))
-            if not self.include_self:
-                with self._sources(k, rows):
-                    k.store(place, _identity(k, self.reduce, out.dtype))
-            with self._sources(k, rows):
-                if self.reduce:
-                    self._declare(k, out.at(*place))
-                    k.store(place, _joined(self.reduce, out.dtype))
-                else:
-                    k.store(place, self.source("s"))
-
-    def _declare(self, k: KernelBuilder, before: str) -> None:
-        kind = k.compute_type(self.self.dtype.name)
-        k.add(f"const {kind} before = {before};", f"const {kind} source = {self.source('s')};")
-
-    def _sources(self, k: KernelBuilder, rows: Rows, condition: str = "") -> _Sources:
-        return _Sources(k, rows, self, condition)
-
-    # -- in variables, for what the result's memory cannot hold: wider sums, counts
-
-    def _write_chunks(self, k: KernelBuilder) -> None:
-        x, rows, dtype = k.read(self.self), Rows(self.self, self.dim), self.self.dtype.name
-        kind, length = k.compute_type(dtype), k.size(rows.length)
-        chunks = -(-rows.length // CHUNK)
-        with k.items(*rows.axes, ("chunk", chunks), steps=CHUNK + self.count):
-            k.add(f"{kind} held[{CHUNK}];", f"i64 sources[{CHUNK}];", f"const {k.index_type} first = chunk * {CHUNK};")
-            k.add(f"const {k.index_type} width = {length} - first < {CHUNK} ? {length} - first : {CHUNK};")
-            with k.loop("c", "width"):
-                start = x.at(*rows.place("first + c")) if self.include_self else _identity(k, self.reduce, dtype)
-                k.add(f"held[c] = {start};", "sources[c] = 0;")
-            with self._sources(k, rows, "at >= first && at < first + width"):
-                self._declare(k, "held[at - first]")
-                k.add(f"held[at - first] = {_joined(self.reduce, dtype)};", "sources[at - first]++;")
-            with k.loop("c", "width"):
-                self._finish(k, rows)
-
-    def _finish(self, k: KernelBuilder, rows: Rows) -> None:
-        dtype = self.self.dtype.name
-        if self.reduce == "mean":
-            kind = k.compute_type(dtype)
-            count = f"({kind})(sources[c] + {int(self.include_self)})"
-            divided = f"held[c] / {count}" if dtype in FLOATS else f"floor_div_{kind}(held[c], {count})"
-        else:
-            divided = "held[c]"
-        if not self.include_self:
-            untouched = k.read(self.self).at(*rows.place("first + c"))
-            divided = f"(sources[c] ? {divided} : {untouched})"
-        k.store(rows.place("first + c"), divided)
-
-
-class _Sources:
-    """Writes what is done with each source of a row, ``s``, and its place in the row, ``at``."""
-
-    def __init__(self, k: KernelBuilder, rows: Rows, scatter: Scatter, condition: str) -> None:
-        length = k.size(rows.length)
-        others = [(axis, size) for axis, size in rows.axes if axis != "d"]
-        part = [
-            f"{axis} < {k.size(extent)}"
-            for (axis, size), extent in zip(others, scatter.extents, strict=True)
-            if extent < size
-        ]
-        self._k = k
-        self._heads = [f"if ({' && '.join(part)})"] if part else []
-        self._count = k.size(scatter.count)
-        self._place = scatter.index("s")
-        self._wraps = f"if (at < 0) at += {length};" if scatter.wraps else ""
-        self._outside = f"at < 0 || at >= {length}"
-        self._inside = condition or f"at >= 0 && at < {length}"
-        self._opened = 0
-
-    def __enter__(self) -> None:
-        k = self._k
-        heads = [*self._heads, f"for ({k.index_type} s = 0; s < {self._count}; s++)"]
-        for head in heads:
-            k.text.open(f"{head} {{")
-        k.add(f"i64 at = {self._place};")
-        if self._wraps:
-            k.add(self._wraps)
-        k.report(self._outside, INDEX_OUT_OF_RANGE)
-        k.text.open(f"if ({self._inside}) {{")
-        self._opened = len(heads) + 1
-
-    def __exit__(self, *failure: object) -> None:
-        self._k.text.close(self._opened)
-
-
-def _joined(reduce: str, dtype: str) -> str:
-    """Return what becomes of ``before`` and ``source``."""
-    if dtype == "bool":
-        return "(before & source)" if reduce in ("prod", "amin") else "(before | source)"
-    if reduce in ("amax", "amin"):
-        return (greater if reduce == "amax" else smaller)(dtype, "before", "source")
-    return f"before {'*' if reduce == 'prod' else '+'} source"
-
-
-def _identity(k: KernelBuilder, reduce: str, dtype: str) -> str:
-    """Return what changes nothing when something joins it."""
-    if reduce == "amax":
-        return k.language.least(dtype)
-    if reduce == "amin":
-        return k.language.greatest(dtype)
-    return k.number(1 if reduce == "prod" else 0, dtype)
 
 
 # -- scatter
@@ -250,10 +88,24 @@ def _scatter(
 
     # an index without elements scatters nothing, whatever its other sizes are
     count = sizes[rows.dim] if index.numel else 0
-    extents = [size for d, size in enumerate(sizes) if d != rows.dim] if index.numel else [0] * (rows.rank - 1)
-    Scatter(
-        self, dim, extents, count, lambda s: where.at(*rows.place(s, len(index.shape))), element, reduce, include_self
-    ).write(k)
+    extents = [size for d, size in enumerate(sizes) if d != rows.dim]
+    others = [axis for axis in rows.axes if axis[0] != "d"]
+    part = [f"{axis} < {k.size(extent)}" for (axis, size), extent in zip(others, extents, strict=True) if extent < size]
+    placing = Placing(
+        self=self,
+        place=rows.place("row_at"),
+        outer=rows.axes,
+        rows=[("row_at", rows.length)],
+        columns=(),
+        count=count,
+        locate=lambda s: [where.at(*rows.place(s, len(index.shape)))],
+        value=element,
+        reduce=reduce,
+        include_self=include_self,
+        wraps=False,
+        inside=" && ".join(part) if count else "",
+    )
+    write_placing(k, placing)
 
 
 # -- one index for all rows
@@ -266,12 +118,26 @@ def _along(
     index: TensorSpec,
     source: Callable[[str], str],
     reduce: str = "",
-    **how: bool,
+    include_self: bool = True,
+    wraps: bool = False,
+    wide: bool = True,
 ) -> None:
     where, rows = k.read(index), Rows(self, dim)
-    extents = [size for axis, size in rows.axes if axis != "d"]
-    step: Callable[[str], list[str]] = (lambda s: [s]) if index.shape else lambda s: []
-    Scatter(self, dim, extents, index.numel, lambda s: where.at(*step(s)), source, reduce, **how).write(k)
+    placing = Placing(
+        self=self,
+        place=rows.place("row_at"),
+        outer=(),
+        rows=[("row_at", rows.length)],
+        columns=[axis for axis in rows.axes if axis[0] != "d"],
+        count=index.numel,
+        locate=lambda s: [where.at(*([s] if index.shape else []))],
+        value=source,
+        reduce=reduce,
+        include_self=include_self,
+        wraps=wraps,
+        wide=wide,
+    )
+    write_placing(k, placing)
 
 
 def _element(k: KernelBuilder, self: TensorSpec, dim: int, source: TensorSpec) -> Callable[[str], str]:

@@ -75,10 +75,15 @@ class AttentionTile:
         """Elements of a value that there is room for."""
         return self.across * self.values
 
+    def padded(self, size: int) -> int:
+        """Return how many elements of a query there is room for, for heads of a size: whole stages, the rest 0."""
+        return -(-size // self.key_depth) * self.key_depth
+
     def shared_length(self, size: int) -> int:
         """Return how many values are in shared memory, for heads of a size."""
         staged = max(self.key_depth * pitch(self.keys), self.value_depth * pitch(self.width))
-        return (size + self.keys) * pitch(self.queries) + 2 * staged + 2 * self.threads + 3 * self.queries
+        held = (self.padded(size) + self.keys) * pitch(self.queries)
+        return held + 2 * staged + 2 * self.threads + 3 * self.queries
 
 
 def attention_tile(k: KernelBuilder, heads: Heads) -> AttentionTile:
@@ -181,7 +186,7 @@ class _SharedAttention:
             last = k.least(reach, f"i_first + {tile.queries}") if heads.causal else reach
             k.add(f"const {kind} limit = {last};")
             place_thread(k, ("across", tile.across), ("down", tile.down))
-            copy = self._copy(heads.query, "queries", tile.queries, size, "i_first", end)
+            copy = self._copy(heads.query, "queries", tile.queries, tile.padded(size), "i_first", end)
             k.shared(heads.kind, copy.memory, copy.length)
             copy.whole(heads.kind, str(size))
             with self._each_query():
@@ -230,7 +235,7 @@ class _SharedAttention:
                 k.add(
                     f"const i32 own_query = {self.query('r')}, own_key = {line_of(wide, 'across', 'c', tile.across)};"
                 )
-                k.add(f"const {k.index_type} i = i_first + own_query, j = j_first + own_key;")
+                k.add(f"const {k.index_type} i = i_first + own_query;", f"const {k.index_type} j = j_first + own_key;")
                 k.add(f"{heads.kind} value = {score.place('r', 'c')} * {heads.factor};")
                 self._mask()
                 k.add(f"weights[own_key * {pitch(tile.queries)} + own_query] = value;")

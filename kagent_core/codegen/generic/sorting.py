@@ -1,4 +1,4 @@
-"""Sorting: a row per work-item, by a heap in the results' own memory.
+"""Sorting: a row per block, or per work-item by a heap in the results' own memory.
 
 Elements are compared with their positions, so that the order of equal ones is kept. NaN is the greatest value.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kagent_core.codegen.dtypes import FLOATS
+from kagent_core.codegen.generic.block_sorting import sorts_by_blocks, write_sorting
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import Rows
+from kagent_core.codegen.generic.loops import Rows, comes_before
 from kagent_core.specs import TensorSpec
 
 
@@ -36,6 +36,9 @@ def _best(k: KernelBuilder, self: TensorSpec, dim: int, count: int, descending: 
     """Write the first `count` elements of each row's order: a heap whose root is the last of them."""
     x, rows = k.read(self), Rows(self, dim)
     if count == 0:
+        return
+    if sorts_by_blocks(k, self, rows, count):
+        write_sorting(k, self, rows, count, descending)
         return
     heap = _Heap(k, rows, x.dtype, descending)
     first = k.size(count)
@@ -89,14 +92,7 @@ class _Heap:
 
     def before(self, a: str, a_at: str, b: str, b_at: str) -> str:
         """Return whether one pair comes before another, all given as variables."""
-        return f"({self._precedes(a, b)} || (!{self._precedes(b, a)} && {a_at} < {b_at}))"
-
-    def _precedes(self, a: str, b: str) -> str:
-        if self.descending:
-            nan = f" || ({a} != {a} && {b} == {b})" if self.dtype in FLOATS else ""
-            return f"({a} > {b}{nan})"
-        nan = f" || ({b} != {b} && {a} == {a})" if self.dtype in FLOATS else ""
-        return f"({a} < {b}{nan})"
+        return comes_before(self.dtype, self.descending, a, a_at, b, b_at)
 
     def sink(self, start: str, end: str, value: str, index: str) -> None:
         """Write a pair at `start`, or below it in its children's place as long as one of them comes after it."""

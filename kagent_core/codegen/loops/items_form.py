@@ -14,7 +14,8 @@ from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
 from kagent_core.codegen.loops.form import Form
 from kagent_core.codegen.loops.items_lanes import LaneStatements, vectors_of
-from kagent_core.codegen.vectors import in_lanes, neighbours
+from kagent_core.codegen.vectors import begins_evenly, in_lanes, neighbours
+from kagent_core.codegen.writer import loads_of
 
 
 class OnItems(Form):
@@ -56,7 +57,18 @@ class OnItems(Form):
         """Whether values along an axis, and what stores them, can be vectors, of which there is at least one."""
         if not self.width or lane.extent < self.width or not in_lanes(lane, *values):
             return False
-        return all(neighbours(store.offset, lane) == 1 for store in stores)
+        if not all(neighbours(store.offset, lane) == 1 for store in stores):
+            return False
+        return not (self.vectors and self.vectors.even_lines) or self._begin_evenly(lane, values, stores)
+
+    def _begin_evenly(self, lane: Axis, values: Sequence[Expr], stores: Sequence[Store]) -> bool:
+        places = [(store.tensor, store.offset) for store in stores]
+        places += [(node.payload.tensor, node.payload.offset) for node in loads_of(*values)]
+        return all(
+            begins_evenly(offset + tensor.storage_offset, lane, self.width)
+            for tensor, offset in places
+            if lane in offset.axes
+        )
 
     def limit(self, axis: Axis, first: str, end: str) -> None:
         """Limit the loops over an axis that are opened from here on."""

@@ -14,14 +14,28 @@ MOST_OPERATORS = 64
 POINTER_REGISTERS = 2
 """32-bit registers that hold an address, or a 64-bit scalar."""
 
-INDEX_REGISTERS = 8
-"""For the loop's counters and bounds."""
+INDEX_REGISTERS = 16
+"""For the loop's counters and bounds, and what the compiler needs in between."""
 
 REDUCTION_THREADS = 256
-"""Threads of a block that reduces; each keeps one partial result in shared memory."""
+"""Threads of a block that reduces; each keeps its partial results in shared memory."""
 
-ACCUMULATOR_NBYTES = 4
-"""Least size of a partial result: smaller types are summed up as float32 or int32."""
+PARTIAL_NBYTES = 8
+"""Size of a partial result: long sums go on in float64, and places are int64."""
+
+PARAMETRISED_REGISTERS = 128
+"""For the sums and addresses of a parametrised kernel, whatever its tiles are."""
+
+_VARIANCES = frozenset(
+    {
+        *("var", "var_mean", "std", "std_mean", "native_layer_norm", "native_group_norm", "_native_batch_norm_legit"),
+        *("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional"),
+    }
+)
+"""Operators whose partial results are a count, a mean and a sum of squares."""
+
+_PLACES = frozenset({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim"})
+"""Operators whose partial results are a value and its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +85,13 @@ def estimate(calls: Sequence[OpCall], inner: Collection[int], info: DeviceInfo) 
     results = {spec for spec in made if spec.buffer not in inner}
     scalars = sum(isinstance(value, (int, float, complex)) for call in calls for value in call.arguments.values())
     pointers = len(outside) + len(results)
-    values = _most_alive(calls)
-    shared = [_shared_nbytes(call, info) for call in calls if class_of(call) is OperatorClass.REDUCTION]
+    parametrised = any(class_of(call) in (OperatorClass.PARAMETRISED, OperatorClass.OTHER) for call in calls)
+    registers = INDEX_REGISTERS + POINTER_REGISTERS * (pointers + scalars) + _most_alive(calls)
+    shared = sum(_shared_nbytes(call, info) for call in calls)  # reductions of one pass have their places side by side
     return Estimate(
         parameters=pointers + scalars,
-        registers=INDEX_REGISTERS + POINTER_REGISTERS * (pointers + scalars) + values,
-        shared_nbytes=max(shared, default=0),  # one reduction after the other has the memory
+        registers=registers + (PARAMETRISED_REGISTERS if parametrised else 0),
+        shared_nbytes=max(shared, info.shared_nbytes) if parametrised else shared,  # tiles are made to fit
     )
 
 
@@ -99,5 +114,8 @@ def _registers(spec: TensorSpec) -> int:
 
 
 def _shared_nbytes(call: OpCall, info: DeviceInfo) -> int:
-    threads = min(REDUCTION_THREADS, info.max_threads_per_block)
-    return threads * max(ACCUMULATOR_NBYTES, call.outputs[0].dtype.itemsize)
+    if class_of(call) not in (OperatorClass.REDUCTION, OperatorClass.ROWS):
+        return 0
+    name = call.signature.partition("::")[2].partition(".")[0]
+    partials = 3 if name in _VARIANCES else 2 if call.signature in _PLACES else 1
+    return min(REDUCTION_THREADS, info.max_threads_per_block) * partials * PARTIAL_NBYTES

@@ -35,12 +35,13 @@ METHODS = (
     "record_event",
     "wait_event",
     "prepare",
+    "prepare_on",
     "import_host",
 )
 """What the core calls of a runtime while programs are built and run."""
 
 PREPARED = "a prepared launch"
-"""Counts, and fails, what `Runtime.prepare` returned, each time that it is called."""
+"""Counts, and fails, what `Runtime.prepare` or `prepare_on` returned, each time that it is called."""
 
 GUARD_NBYTES = 256
 GUARD = b"\x5c" * GUARD_NBYTES
@@ -113,7 +114,7 @@ class Watch:
         self._count(method)
         if method == "allocate":
             return self._allocate(*args)
-        if method == "prepare":
+        if method in ("prepare", "prepare_on"):
             start = self._original[method](*args)
             return None if start is None else functools.partial(self._start, start)
         if method == "import_host":

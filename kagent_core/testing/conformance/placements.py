@@ -12,7 +12,7 @@ import kagent_core
 from kagent_core import hookimpl
 
 
-@dataclass
+@dataclass(eq=False)  # pluggy takes no two plugins that are equal, as all that have noted nothing would be
 class Placements:
     """A plugin that notes where operators are placed.
 

@@ -123,3 +123,19 @@ print(json.dumps([len(made), [one.usage["reverse"].registers for one in found], 
     for path in (tmp_path / compiler.SUBDIRECTORY).iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     assert run()[0] == 2
+
+
+def test_the_cache_knows_architecture_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    before = compiler._compiled
+    monkeypatch.setattr(compiler, "_compiled", lambda *args: made.append(args[2][0]) or before(*args))
+    source = 'extern "C" __global__ void k(int *x) { x[0] = 1; }'
+
+    def compile_for(architecture: str) -> int:
+        NvrtcCompiler(architecture, tmp_path).compile(source, "k")
+        return len(made)
+
+    assert [compile_for(name) for name in ("sm_80", "sm_90", "sm_80", "sm_90")] == [1, 2, 2, 2]
+    major, minor = compiler.nvrtc_version()
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: (major, minor + 1))
+    assert [compile_for(name) for name in ("sm_80", "sm_80")] == [3, 3]

@@ -12,10 +12,10 @@ import kagent_core
 from kagent_core.config import load_config
 from kagent_core.device import LaunchError, PointerArg, ScalarArg
 from kagent_core.errors import KagentError
-from kagent_core.extract.deriver import StandardDeriver
 from kagent_core.kernels import override
 from kagent_core.layout import CONTIGUOUS
 from kagent_core.specs import Access, DType, KernelDescriptor, LaunchConfig, TensorSpec
+from kagent_cuda.deriver import CudaDeriver
 from kagent_cuda.devices import emulated_device
 from kagent_cuda.emulated import runtime as emulated_runtime
 from kagent_cuda.emulated.memory import EmulationError
@@ -62,12 +62,12 @@ def test_a_grid_that_is_too_small(device: str, monkeypatch: pytest.MonkeyPatch) 
         long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
         out[i] = self[i];
     }"""
-    prototype, derive = "void k(const float *self, float *out)", StandardDeriver.derive
+    prototype, derive = "void k(const float *self, float *out)", CudaDeriver.derive
     x = torch.randn(512)
     with override("aten::relu", device=device, source=source, prototype=prototype, layout=CONTIGUOUS):
         torch.testing.assert_close(kagent_core.run_op("aten::relu", x, device=device), x)
         monkeypatch.setattr(
-            StandardDeriver,
+            CudaDeriver,
             "derive",
             lambda *args: dataclasses.replace(config, grid=(1, 1, 1)) if (config := derive(*args)) else None,
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import logging
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cuda.bindings.nvrtc  # it imports the driver's module, which the stand-in takes the place of
 import pytest
 import torch
 
 from kagent_core.config import load_config
-from kagent_core.device import PointerArg, ScalarArg
+from kagent_core.device import Launch, PointerArg, ScalarArg
 from kagent_core.errors import LaunchConfigError, PackingError
 from kagent_core.prototype import parse_prototype
 from kagent_core.specs import Access, Device, DeviceInfo, DType, KernelDescriptor, LaunchConfig, LocalMemory, TensorSpec
@@ -32,6 +35,71 @@ class FakeBuffer:
         self.closed = stream
 
 
+class FakeStream:
+    """Notes what it is told, in the order of all streams."""
+
+    def __init__(self, cuda: FakeCuda, number: int) -> None:
+        self.cuda = cuda
+        self.handle = number
+
+    def sync(self) -> None:
+        self.cuda.synchronized += 1
+        self.cuda.log.append(("sync", self.handle))
+
+    def record(self, event: Any = None) -> Any:
+        event = event or SimpleNamespace(number=next(self.cuda.numbers))
+        self.cuda.log.append(("record", self.handle, event.number))
+        return event
+
+    def wait(self, event: Any) -> None:
+        self.cuda.log.append(("wait", self.handle, event.number))
+
+
+class FakeGraph:
+    """A graph and what was made of it."""
+
+    def __init__(self, cuda: FakeCuda, number: int) -> None:
+        self.cuda = cuda
+        self.handle = number
+        self.nodes: list[tuple[Any, ...]] = []
+        self.edges: list[list[int]] = []
+        self.closed = False
+
+    def add(self, after: list[int], count: int, node: Any) -> tuple[int, int]:
+        assert count == len(after)
+        self.nodes.append(_seen(node))
+        self.edges.append(after)
+        return 0, len(self.nodes) - 1
+
+    def set(self, node: int, parameters: Any) -> tuple[int]:
+        self.nodes[node] = _seen(parameters)
+        return (0,)
+
+    def instantiate(self) -> FakeGraph:
+        return self
+
+    def upload(self, stream: FakeStream) -> None:
+        self.cuda.log.append(("upload", stream.handle))
+
+    def launch(self, stream: FakeStream) -> None:
+        self.cuda.log.append(("graph", stream.handle))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _seen(node: Any) -> tuple[Any, ...]:
+    """What a driver reads of a node when it is given it."""
+    grid = (node.gridDimX, node.gridDimY, node.gridDimZ)
+    block = (node.blockDimX, node.blockDimY, node.blockDimZ)
+    return node.func, (*grid, *block, node.sharedMemBytes), read_parameters(node.kernelParams)
+
+
+def read_parameters(address: int) -> list[bytes]:
+    pointers = (ctypes.c_void_p * 3).from_address(address)
+    return [ctypes.string_at(place, size) for place, size in zip(pointers, (1, 8, 8), strict=True)]
+
+
 class FakeCuda:
     """Device memory is host memory; launches are noted, with what the driver would have read."""
 
@@ -39,14 +107,19 @@ class FakeCuda:
         self.launches: list[tuple[Any, ...]] = []
         self.current: list[Any] = []
         self.synchronized = 0
+        self.numbers = itertools.count()
+        self.streams: list[FakeStream] = []
+        self.pinned: Any = (ctypes.c_ubyte * 1)()
+        self.copied_from: list[int | None] = []
         self.result = 0
         self.attributes: list[tuple[Any, ...]] = []
         self.places = places
-        stream = SimpleNamespace(handle="stream", sync=self._sync)
+        self.log: list[tuple[Any, ...]] = []
+        self.graphs: list[FakeGraph] = []
         properties = SimpleNamespace(max_shared_memory_per_block_optin=232448)
         device = SimpleNamespace(
             set_current=lambda: None,
-            create_stream=lambda: stream,
+            create_stream=self._create_stream,
             compute_capability=(9, 0),
             allocate=self._allocate,
             properties=properties,
@@ -56,11 +129,19 @@ class FakeCuda:
         core.ObjectCode = SimpleNamespace(from_cubin=self._from_cubin)  # type: ignore[attr-defined]
         functions = {
             "CUresult": SimpleNamespace(CUDA_SUCCESS=0),
-            "CUfunction": lambda number: f"function {number}",
+            "CUkernel": lambda number: number,
+            "cuKernelGetFunction": lambda number: (0, f"function {number}"),
+            "CUgraph": lambda number: self.graphs[number],
+            "CUgraphExec": lambda number: self.graphs[number],
+            "CUDA_KERNEL_NODE_PARAMS": lambda: SimpleNamespace(),
+            "cuGraphAddKernelNode": lambda graph, after, count, node: graph.add(after, count, node),
+            "cuGraphExecKernelNodeSetParams": lambda graph, node, parameters: graph.set(node, parameters),
+            "cuMemAllocHost": self._pinned,
+            "cuMemFreeHost": lambda address: self.log.append(("freed", address)) or (0,),
             "CUfunction_attribute": SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8),
             "cuCtxGetCurrent": lambda: (0, "context"),
             "cuCtxSetCurrent": self._set_current,
-            "cuMemcpyHtoDAsync": lambda to, host, nbytes, stream: self._copy(to, host, nbytes),
+            "cuMemcpyHtoDAsync": lambda to, host, nbytes, stream: self._copy_in(to, host, nbytes, stream),
             "cuMemcpyDtoHAsync": lambda host, where, nbytes, stream: self._copy(host, where, nbytes),
             "cuLaunchKernel": self._launch,
             "cuFuncSetAttribute": self._set_attribute,
@@ -68,8 +149,31 @@ class FakeCuda:
         }
         for name, function in functions.items():
             setattr(driver, name, function)
+        graphs = ModuleType("cuda.core.graph")
+        graphs.GraphDefinition = self._graph  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "cuda.core", core)
+        monkeypatch.setitem(sys.modules, "cuda.core.graph", graphs)
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
+
+    def _create_stream(self) -> FakeStream:
+        stream = FakeStream(self, len(self.streams))
+        self.streams.append(stream)
+        return stream
+
+    def _graph(self) -> FakeGraph:
+        if self.result:
+            raise RuntimeError("CUDA_ERROR_NOT_SUPPORTED")
+        self.graphs.append(FakeGraph(self, len(self.graphs)))
+        return self.graphs[-1]
+
+    def _pinned(self, nbytes: int) -> tuple[int, int]:
+        self.pinned = (ctypes.c_ubyte * nbytes)()
+        return 0, ctypes.addressof(self.pinned)
+
+    def _copy_in(self, to: int, host: int, nbytes: int, stream: Any) -> tuple[int]:
+        begin = ctypes.addressof(self.pinned)
+        self.copied_from.append(host - begin if begin <= host < begin + len(self.pinned) else None)
+        return self._copy(to, host, nbytes)
 
     def _set_current(self, context: Any) -> tuple[int]:
         self.current.append(context)
@@ -78,9 +182,6 @@ class FakeCuda:
     def _set_attribute(self, *args: Any) -> tuple[int]:
         self.attributes.append(args)
         return (0,)
-
-    def _sync(self) -> None:
-        self.synchronized += 1
 
     def _allocate(self, nbytes: int, *, stream: Any) -> FakeBuffer:
         if nbytes > 2**30:
@@ -100,10 +201,9 @@ class FakeCuda:
 
     def _launch(self, function: Any, *args: Any) -> tuple[int]:
         *shape, stream, parameters, extra = args
-        assert (stream, extra) == ("stream", 0)
-        pointers = (ctypes.c_void_p * 3).from_address(parameters)
-        read = [ctypes.string_at(place, size) for place, size in zip(pointers, (1, 8, 8), strict=True)]
-        self.launches.append((function, tuple(shape), read))
+        assert extra == 0
+        self.log.append(("launch", stream))
+        self.launches.append((function, tuple(shape), read_parameters(parameters)))
         return (self.result,)
 
 
@@ -148,16 +248,41 @@ def test_copies(fake: FakeCuda, tmp_path: Path) -> None:
     buffer = runtime.allocate(32)
     host = torch.arange(4.0)
     runtime.copy_in(buffer, 8, host.numpy().data.cast("B"))
-    assert fake.synchronized == 1  # the host may reuse its memory
+    assert fake.copied_from == [0]  # from pinned memory, so that the host may reuse its own
+    assert fake.synchronized == 0
     back = bytearray(16)
     runtime.copy_out(buffer, 8, memoryview(back))
     assert bytes(back) == host.numpy().tobytes()
-    assert fake.synchronized == 2
+    assert fake.synchronized == 1
     runtime.copy_in(buffer, 0, memoryview(b""))
     runtime.free(buffer)
-    assert buffer.closed is runtime.stream
+    assert buffer.closed is fake.streams[0]
     with pytest.raises(MemoryError, match="gave no 2147483648 bytes"):
         runtime.allocate(2**31)
+    runtime.close()
+    assert fake.log[-1] == ("freed", ctypes.addressof(fake.pinned))
+
+
+def test_pinned_memory_is_not_written_before_the_device_has_read_it(fake: FakeCuda, tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    buffer = runtime.allocate(4 << 20)
+    part = bytes(1000 << 10)
+    for _ in range(3):
+        runtime.copy_in(buffer, 0, memoryview(b"abc"))
+        runtime.copy_in(buffer, 0, memoryview(part))
+    assert all(place is not None for place in fake.copied_from)
+    begins = [place for place in fake.copied_from if place is not None]
+    assert begins == sorted(set(begins))
+    assert begins[2] >= begins[1] + len(part)
+    runtime.copy_in(buffer, 0, memoryview(part))
+    runtime.copy_in(buffer, 0, memoryview(part))  # there is no room left
+    assert fake.copied_from[-1] is None
+    assert fake.synchronized == 1
+    runtime.copy_in(buffer, 0, memoryview(part))
+    assert fake.copied_from[-1] == 0
+    runtime.copy_in(buffer, 0, memoryview(bytes(2 << 20)))  # more than is worth copying twice
+    assert fake.copied_from[-1] is None
+    assert fake.synchronized == 2
 
 
 def test_a_launch_reads_what_was_packed(fake: FakeCuda, tmp_path: Path) -> None:
@@ -203,9 +328,11 @@ def test_a_driver_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     fake = FakeCuda(monkeypatch, None)
     runtime = opened(tmp_path)
     kernel = runtime.load(descriptor())
-    assert kernel.places is None
+    assert kernel.places == ((0, 1), (8, 8), (16, 8))  # the binary does
     runtime.launch(kernel, LaunchConfig(), arguments(runtime.allocate(64)))
     assert len(fake.launches) == 1
+    with pytest.raises(PackingError, match="parameter 0 was compiled with 1"):
+        runtime.load(descriptor(PROTOTYPE.replace("int8_t", "int32_t")))
 
 
 def test_much_shared_memory_is_asked_for(fake: FakeCuda, tmp_path: Path) -> None:
@@ -215,8 +342,141 @@ def test_much_shared_memory_is_asked_for(fake: FakeCuda, tmp_path: Path) -> None
     runtime.launch(kernel, LaunchConfig(shared_nbytes=49152), args)
     assert fake.attributes == []
     runtime.launch(kernel, LaunchConfig(shared_nbytes=65536), args)
-    assert fake.attributes == [("function 42", 8, 65536)]
+    runtime.launch(kernel, LaunchConfig(shared_nbytes=57344), args)
+    assert fake.attributes == [("function 42", 8, 65536)]  # what is prepared with more still starts
     with pytest.raises(
         LaunchConfigError, match="wants 1048576 bytes of dynamic shared memory, 'Toy GPU' gives a block 232448"
     ):
         runtime.launch(kernel, LaunchConfig(shared_nbytes=2**20), args)
+
+
+# -- streams
+
+
+def test_streams_begin_and_end_where_memory_is(fake: FakeCuda, tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    assert runtime.streams == len(fake.streams) > 1
+    kernel = runtime.load(descriptor())
+    args = arguments(runtime.allocate(64))
+    fake.log.clear()
+    runtime.launch_on(0, kernel, LaunchConfig(), args)
+    runtime.launch_on(1, kernel, LaunchConfig(), args)
+    start = runtime.prepare_on(2, kernel, LaunchConfig(), args)
+    runtime.launch_on(1, kernel, LaunchConfig(), args)
+    event = runtime.record_event(1)
+    runtime.wait_event(2, event)
+    start()
+    runtime.synchronize()
+    assert fake.log == [
+        ("launch", 0),
+        ("record", 0, 0),
+        ("wait", 1, 0),  # what came before is there
+        ("launch", 1),
+        ("launch", 1),
+        ("record", 1, 1),
+        ("record", 0, 2),
+        ("wait", 2, 2),
+        ("wait", 2, 1),
+        ("launch", 2),
+        ("record", 1, 3),
+        ("wait", 0, 3),
+        ("record", 2, 4),
+        ("wait", 0, 4),
+        ("sync", 0),
+    ]
+
+
+def test_events_are_used_again(fake: FakeCuda, tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    kernel = runtime.load(descriptor())
+    args = arguments(runtime.allocate(64))
+    for _ in range(5):
+        runtime.launch_on(1, kernel, LaunchConfig(), args)
+        runtime.wait_event(0, runtime.record_event(1))
+        runtime.synchronize()
+    assert next(fake.numbers) == 3
+
+
+def test_copies_come_after_what_was_launched_on_any_stream(fake: FakeCuda, tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    kernel = runtime.load(descriptor())
+    buffer = runtime.allocate(64)
+    for copy in (
+        lambda: runtime.copy_in(buffer, 0, memoryview(b"a")),
+        lambda: runtime.copy_out(buffer, 0, memoryview(bytearray(1))),
+        lambda: runtime.free(buffer),
+    ):
+        runtime.launch_on(3, kernel, LaunchConfig(), arguments(buffer))
+        fake.log.clear()
+        copy()
+        assert fake.log[0][:2] == ("record", 3)
+        assert fake.log[1] == ("wait", 0, fake.log[0][2])
+
+
+# -- graphs
+
+
+def test_a_graph_of_launches(fake: FakeCuda, tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    kernel = runtime.load(descriptor())
+    buffer = runtime.allocate(256)
+    config = LaunchConfig((3, 2, 1), (64, 1, 1), 64)
+    launches = [
+        Launch(kernel, config, arguments(buffer)),
+        Launch(kernel, LaunchConfig(), arguments(buffer, 16)),
+        Launch(kernel, config, arguments(buffer, 32), (0, 1)),
+    ]
+    recording = runtime.record(launches)
+    assert recording is not None
+    [graph] = fake.graphs
+    assert fake.launches == []
+    assert graph.edges == [[], [], [0, 1]]
+    five = (5).to_bytes(8, "little")
+    addresses = [(buffer.handle + offset).to_bytes(8, "little") for offset in (0, 16, 32)]
+    assert graph.nodes == [
+        ("function 42", (3, 2, 1, 64, 1, 1, 64), [b"\x07", addresses[0], five]),
+        ("function 42", (1, 1, 1, 1, 1, 1, 0), [b"\x07", addresses[1], five]),
+        ("function 42", (3, 2, 1, 64, 1, 1, 64), [b"\x07", addresses[2], five]),
+    ]
+    fake.log.clear()
+    recording.start()
+    recording.start()
+    assert fake.log == [("graph", 0), ("graph", 0)]
+    other = runtime.allocate(256)
+    recording.update(1, arguments(other, 8))
+    assert graph.nodes[1][2][1] == (other.handle + 8).to_bytes(8, "little")
+    assert graph.nodes[0][2][1] == addresses[0]
+    recording.close()
+    assert graph.closed
+
+
+def test_a_graph_starts_after_what_streams_do(fake: FakeCuda, tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    kernel = runtime.load(descriptor())
+    args = arguments(runtime.allocate(64))
+    recording = runtime.record([Launch(kernel, LaunchConfig(), args)] * 2)
+    assert recording is not None
+    runtime.launch_on(2, kernel, LaunchConfig(), args)
+    fake.log.clear()
+    recording.start()
+    assert [entry[:2] for entry in fake.log] == [("record", 2), ("wait", 0), ("graph", 0)]
+
+
+def test_no_graph_says_why(fake: FakeCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = opened(tmp_path)
+    kernel = runtime.load(descriptor())
+    args = arguments(runtime.allocate(64))
+    fake.result = 1
+    with caplog.at_level(logging.INFO, "kagent"):
+        assert runtime.record([Launch(kernel, LaunchConfig(), args)] * 2) is None
+    assert "2 launches are started one by one: CUDA_ERROR_NOT_SUPPORTED" in caplog.text
+
+
+def test_the_real_node_parameters_take_what_they_are_given() -> None:
+    driver = cuda.bindings.driver
+    node = driver.CUDA_KERNEL_NODE_PARAMS()
+    pointers = (ctypes.c_void_p * 2)(1, 2)
+    node.kernelParams = ctypes.addressof(pointers)
+    node.gridDimX, node.blockDimZ, node.sharedMemBytes = 2**31 - 1, 64, 65536
+    assert int(node.kernelParams) == ctypes.addressof(pointers)
+    assert (node.gridDimX, node.blockDimZ, node.sharedMemBytes) == (2**31 - 1, 64, 65536)

@@ -1,8 +1,8 @@
 """Small programs for Oclgrind, which interprets kernels and reports accesses beside buffers and races.
 
 A script: ``oclgrind [OPTIONS] python oclgrind_programs.py WHAT``, where WHAT is ``vectors`` (kernels as for a CPU with
-vectors), ``groups`` (kernels as for a GPU, whose threads share memory) or the name of a planted fault. Prints the
-kernels that ran, and those written by hand that did not.
+vectors), ``groups`` (kernels as for a GPU, whose threads share memory), ``long rows`` (such that go on in the device's
+memory) or the name of a planted fault. Prints the kernels that ran, and those written by hand that did not.
 """
 
 from __future__ import annotations
@@ -135,6 +135,25 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     ),
 }
 
+PLACES = torch.randint(-70, 70, (150,))
+LONG_ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "sort": (lambda x: x.sort(-1), (numbers(2, 300),)),
+    "sort across memory": (lambda x: x.sort(0, descending=True), (numbers(257, 2),)),
+    "topk": (lambda x: x.topk(9), (numbers(2, 300),)),
+    "cumsum": (lambda x: (x.cumsum(1), x.cumsum(0), x.long().cumsum(1)), (numbers(2, 300),)),
+    "cumprod": (lambda x: (x.cumprod(1), (x * 0).cumprod(1)), (numbers(2, 300),)),
+    "cummax": (lambda x: x.cummax(1), (numbers(2, 300),)),
+    "logcumsumexp": (lambda x: x.logcumsumexp(1), (numbers(2, 300),)),
+    "index_put": (lambda x, i, y: aten.index_put(x, [i], y, True), (numbers(70, 3), PLACES, numbers(150, 3))),
+    "index_add": (lambda x, i, y: x.index_add(1, i, y), (numbers(3, 300), PLACES % 70, numbers(3, 150))),
+    "scatter": (lambda x, i, y: x.scatter(0, i, y), (numbers(300), torch.randperm(300)[:200], numbers(200))),
+    "mean": (
+        lambda x, i, y: x.scatter_reduce(0, i, y, "mean", include_self=False),
+        (numbers(90), PLACES % 90, numbers(150)),
+    ),
+}
+"""For blocks with little shared memory, which has no room for whole rows."""
+
 HEAD = """
 __kernel void planted(__global const float *self_buffer, long self_first, __global float *out_buffer, long out_first,
                       long numel) {
@@ -153,11 +172,11 @@ PLANTED = {
 """Kernels with a fault, which must be found."""
 
 
-def run_all(device: str) -> None:
-    """Run every program, and compare with eager PyTorch."""
+def run_all(device: str, programs: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]) -> None:
+    """Run programs, and compare with eager PyTorch."""
     session = session_for(load_config({"device": device}))
     session.reports.clear()
-    for name, (function, args) in PROGRAMS.items():
+    for name, (function, args) in programs.items():
         torch._dynamo.reset()
         made = torch.compile(function, backend="kagent", options={"device": device}, dynamic=False)(*args)
         told = lambda message, name=name: f"{name}: {message}"
@@ -181,13 +200,16 @@ def plant(fault: str, device: str) -> None:
 def main(what: str) -> None:
     """Run what is asked for."""
     torch.manual_seed(0)
-    plugin = Vectors() if what == "vectors" else Groups(WorkGroups(threads=THREADS))
+    groups = WorkGroups(threads=THREADS)
+    if what == "long rows":
+        groups = replace(groups, local_nbytes=2048)
+    plugin = Vectors() if what == "vectors" else Groups(groups)
     with torch.no_grad(), kagent_core.use_plugin(plugin):
         device = f"{plugin.device_type}:0"
         if what in PLANTED:
             plant(what, device)
         else:
-            run_all(device)
+            run_all(device, LONG_ROWS if what == "long rows" else PROGRAMS)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,19 @@ def test_sums_are_as_accurate_as_eagers(
     assert sources
 
 
+@pytest.mark.parametrize("shape", [(20, 1003), (3, 20_001), (7, 33, 65), (5000, 40)])
+def test_sums_that_nearly_vanish_are_as_accurate_as_eagers(sources: list[str], shape: tuple[int, ...]) -> None:
+    # a single sum may be right by luck: what counts is the error over many
+    for dims in ([0], [-1], list(range(len(shape)))):
+        ours, eagers = [], []
+        for _ in range(30):
+            x = torch.randn(shape)
+            exact = x.double().sum(dims)
+            ours.append(error(kagent_core.run_op("aten::sum.dim_IntList", x, dims, device=NAME), exact))
+            eagers.append(error(x.sum(dims), exact))
+        assert torch.tensor(ours).square().mean().sqrt() <= 2 * torch.tensor(eagers).square().mean().sqrt()
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3e38])
 def test_sums_of_what_is_not_finite(sources: list[str], value: float) -> None:
     x = torch.rand(30, 5000)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyopencl
 import pytest
 
 from kagent_core.codegen.generator import ExpressionGenerator
@@ -93,6 +95,32 @@ def test_indices_are_as_wide_as_they_must_be(one: OpCall, narrow: bool, language
 @pytest.mark.parametrize("size", [1000, 2**33])
 def test_by_default_indices_have_64_bits(size: int) -> None:
     assert not is_narrow(text(relu(size), OpenClLanguage))
+
+
+class Stated:
+    """A device that says what it is told to."""
+
+    version = name = extensions = ""
+    platform = SimpleNamespace(version="")
+    preferred_vector_width_float = 1
+    max_work_group_size, local_mem_size = 256, 2**15
+
+    def __init__(self, kind: int) -> None:
+        self.type = kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "narrow"), [("CPU", False), ("GPU", True), ("ACCELERATOR", True)], ids=lambda value: str(value)
+)
+def test_a_processor_counts_in_64_bits_and_other_devices_in_32(
+    kind: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Stated(getattr(pyopencl.device_type, kind))
+    monkeypatch.setattr("kagent_opencl.platforms.device_of", lambda info: device)
+    language = OpenClLanguage.of(DeviceInfo(Device("opencl", 0), kind))
+    made = ExpressionGenerator(language, write_work_items).source([relu(1000)], {1}).text
+    assert is_narrow(made) is narrow
+    assert language.groups is None if kind == "CPU" else language.groups is not None
 
 
 def test_a_kernel_for_small_tensors_is_none_for_large_ones() -> None:

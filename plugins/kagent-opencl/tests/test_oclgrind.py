@@ -36,6 +36,13 @@ def test_no_kernel_reads_or_writes_beside_its_buffers_or_races(what: str, tmp_pa
     assert told["left"] == [], "kernels of the plugin's own that no program of oclgrind_programs runs"
 
 
+@pytest.mark.slow
+def test_no_thread_races_another_for_rows_beyond_shared_memory(tmp_path: Path) -> None:
+    told, log = oclgrind("long rows", tmp_path)
+    assert log == ""
+    assert len(told["ran"]) >= 11
+
+
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [

@@ -1,5 +1,5 @@
 /* aten::_scaled_dot_product_flash_attention_for_cpu */
-__kernel void __attribute__((reqd_work_group_size(64, 1, 1))) scaled_dot_product_flash_attention_for_cpu_63eba34329(
+__kernel void __attribute__((reqd_work_group_size(64, 1, 1))) scaled_dot_product_flash_attention_for_cpu_d5d24cc3ef(
         __global const f32 *restrict x0, __global const f32 *restrict x1, __global const f32 *restrict x2,
         __global f32 *restrict y0, __global f32 *restrict y1, i64 n0_wide, i64 n1_wide, i64 n2_wide, i64 n3_wide,
         i64 n4_wide, i64 n5_wide, i64 n6_wide, i64 n7_wide) {
@@ -110,7 +110,8 @@ __kernel void __attribute__((reqd_work_group_size(64, 1, 1))) scaled_dot_product
                     #pragma unroll
                     for (i32 c = 0; c < 8; c++) {
                         const i32 own_query = down * 4 + r, own_key = c / 4 * 32 + across * 4 + c % 4;
-                        const i32 i = i_first + own_query, j = j_first + own_key;
+                        const i32 i = i_first + own_query;
+                        const i32 j = j_first + own_key;
                         f32 value = score[r * 8 + c] * 0.125f;
                         value = j >= limit || j > i ? (-INFINITY) : value;
                         weights[own_key * 36 + own_query] = value;

@@ -77,6 +77,21 @@ def emulated_device(index: int, instead_of: str | None = None) -> DeviceInfo:
     )
 
 
+def capability_of(info: DeviceInfo) -> tuple[int, int] | None:
+    """Return the compute capability of a listed device; None of an emulated one, which has that of no GPU.
+
+    Examples
+    --------
+    >>> capability_of(DeviceInfo(Device("cuda", 0), "H200", details=(("architecture", "sm_90"),)))
+    (9, 0)
+    """
+    architecture = dict(info.details).get("architecture")
+    if architecture is None:
+        return None
+    number = int(architecture.removeprefix("sm_"))
+    return number // 10, number % 10
+
+
 def _real_devices() -> list[DeviceInfo]:
     try:
         driver = importlib.import_module("cuda.bindings.driver")

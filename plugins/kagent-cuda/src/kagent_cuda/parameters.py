@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,27 @@ class ParameterBlock:
 
     data: bytes
     places: tuple[Place, ...]
+
+
+class HeldParameters:
+    """A parameter block as the driver reads it, at an address, as long as this object is alive.
+
+    Parameters
+    ----------
+    block
+        The parameters.
+
+    Attributes
+    ----------
+    address
+        Of an array of pointers, one to each parameter.
+    """
+
+    def __init__(self, block: ParameterBlock) -> None:
+        self._data = ctypes.create_string_buffer(block.data, max(len(block.data), 1))
+        base = ctypes.addressof(self._data)
+        self._pointers = (ctypes.c_void_p * max(len(block.places), 1))(*(base + offset for offset, _ in block.places))
+        self.address = ctypes.addressof(self._pointers)
 
 
 def pack_parameters(

@@ -41,10 +41,15 @@ class CudaPlugin(DevicePlugin):
         return CudaPacker()
 
     def deriver(self, info: DeviceInfo, config: Config) -> LaunchConfigDeriver:
-        """Return the standard deriver, which makes blocks of whole warps."""
-        from kagent_core.extract.deriver import StandardDeriver
+        """Return the deriver, which knows what a compiled kernel takes; of the emulated device, no kernel is."""
+        from kagent_cuda.compiler import NvrtcCompiler
+        from kagent_cuda.deriver import CudaDeriver, nvrtc_usage
+        from kagent_cuda.devices import capability_of
 
-        return StandardDeriver()
+        capability = capability_of(info)
+        if capability is None:
+            return CudaDeriver()
+        return CudaDeriver(nvrtc_usage(NvrtcCompiler(f"sm_{capability[0]}{capability[1]}", config.cache_dir)))
 
 
 plugin = CudaPlugin()

@@ -6,7 +6,6 @@ launches whose parameters are bytes that were packed before, structs among them.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,21 @@ from typing import Any
 import numpy as np
 
 from kagent_core.config import Config
-from kagent_core.device import PointerArg, Runtime, ScalarArg
+from kagent_core.device import Launch, PointerArg, Recording, Runtime, ScalarArg
 from kagent_core.errors import LaunchConfigError
 from kagent_core.extract.pack_prototype import check_sizes, has_prototype
+from kagent_core.inspect.logs import get_logger
 from kagent_core.prototype.abi import Abi
 from kagent_core.specs import DeviceInfo, KernelDescriptor, LaunchConfig, LocalMemory
 from kagent_cuda.compiler import KernelUsage, NvrtcCompiler
+from kagent_cuda.cubin import parameter_places
 from kagent_cuda.devices import SHARED_NBYTES
-from kagent_cuda.parameters import Place, check_places, pack_parameters
+from kagent_cuda.graphs import CudaGraph
+from kagent_cuda.parameters import HeldParameters, Place, check_places, pack_parameters
+from kagent_cuda.staging import Staging
+from kagent_cuda.streams import STREAMS, Streams
+
+log = get_logger("execute")
 
 Argument = PointerArg | ScalarArg | LocalMemory
 
@@ -44,7 +50,7 @@ class LoadedKernel:
     function
         The driver's handle for launches.
     places
-        Where each parameter lies, as the driver tells it; None where it is too old to.
+        Where each parameter lies, as the driver tells it, or else the binary; None where neither does.
     usage
         What it takes of a multiprocessor; None where the compiler did not tell.
     """
@@ -57,7 +63,9 @@ class LoadedKernel:
 
 
 class CudaRuntime(Runtime):
-    """One device with one stream. Buffers are ``cuda.core.Buffer``."""
+    """One device. Buffers are ``cuda.core.Buffer``."""
+
+    streams = STREAMS
 
     def __init__(self, info: DeviceInfo, config: Config) -> None:
         self.info = info
@@ -66,7 +74,9 @@ class CudaRuntime(Runtime):
         self.device = self._core.Device(info.device.index or 0)
         self.device.set_current()
         self._context = self._checked(self._driver.cuCtxGetCurrent())
-        self.stream = self.device.create_stream()
+        self._streams = Streams(self.device, self.streams)
+        self._staging = Staging(self._driver, self._checked)
+        self._shared: dict[int, int] = {}
         major, minor = self.device.compute_capability
         self._compiler = NvrtcCompiler(f"sm_{major}{minor}", config.cache_dir)
         self._abi = Abi()
@@ -74,39 +84,40 @@ class CudaRuntime(Runtime):
     # -- memory
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a buffer, in the order of the stream."""
+        """Return a buffer."""
         self._enter()
         try:
-            return self.device.allocate(max(nbytes, 1), stream=self.stream)
+            return self.device.allocate(max(nbytes, 1), stream=self._streams.first)
         except Exception as error:
             if "OUT_OF_MEMORY" in str(error).upper().replace(" ", "_"):
                 raise MemoryError(f"'{self.info.name}' gave no {nbytes} bytes: {error}") from error
             raise
 
     def free(self, buffer: Any) -> None:
-        """Release a buffer, when the stream has come so far."""
+        """Release a buffer, when the device has come so far."""
         self._enter()
-        buffer.close(self.stream)
+        buffer.close(self._streams.first)
 
     def copy_in(self, buffer: Any, byte_offset: int, data: memoryview) -> None:
-        """Copy host bytes to the device."""
-        if data.nbytes:
-            host = np.frombuffer(data, np.uint8)
-            self._enter()
-            where = int(buffer.handle) + byte_offset
-            handle = self.stream.handle
-            self._checked(self._driver.cuMemcpyHtoDAsync(where, host.ctypes.data, host.nbytes, handle))
-            self.stream.sync()  # the host's memory may be given up now
+        """Copy host bytes to the device: what is small goes through pinned memory, and nobody waits for it."""
+        if not data.nbytes:
+            return
+        host = np.frombuffer(data, np.uint8)
+        self._enter()
+        pinned = self._staging.place(host.ctypes.data, host.nbytes)
+        source, where = host.ctypes.data if pinned is None else pinned, int(buffer.handle) + byte_offset
+        self._checked(self._driver.cuMemcpyHtoDAsync(where, source, host.nbytes, self._streams.first.handle))
+        if pinned is None:
+            self._wait()  # the caller may change the bytes from here on
 
     def copy_out(self, buffer: Any, byte_offset: int, data: memoryview) -> None:
         """Copy bytes of the device to the host, after all that was launched before."""
         self._enter()
         if data.nbytes:
             host = np.frombuffer(data, np.uint8)
-            where = int(buffer.handle) + byte_offset
-            handle = self.stream.handle
+            where, handle = int(buffer.handle) + byte_offset, self._streams.first.handle
             self._checked(self._driver.cuMemcpyDtoHAsync(host.ctypes.data, where, host.nbytes, handle))
-        self.stream.sync()
+        self._wait()
 
     # -- kernels
 
@@ -118,8 +129,8 @@ class CudaRuntime(Runtime):
         compiled = self._compiler.compile(kernel.source, kernel.name)
         code = self._core.ObjectCode.from_cubin(compiled.binary, name=kernel.name)
         loaded = code.get_kernel(compiled.symbol)
-        function = self._driver.CUfunction(int(loaded.handle))
-        places = self._places(loaded)
+        function = self._checked(self._driver.cuKernelGetFunction(self._driver.CUkernel(int(loaded.handle))))
+        places = self._places(loaded) or parameter_places(compiled.binary, compiled.symbol)
         if places is not None and has_prototype(kernel):
             declared = [parameter for parameter in kernel.parameters if not parameter.type.startswith("local ")]
             check_sizes(kernel, declared, [nbytes for _, nbytes in places], self._abi)
@@ -129,31 +140,84 @@ class CudaRuntime(Runtime):
         """Start a kernel."""
         self.prepare(kernel, config, args)()
 
+    def launch_on(self, stream: int, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> None:
+        """Start a kernel on one of the streams."""
+        self.prepare_on(stream, kernel, config, args)()
+
     def prepare(self, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> Callable[[], object]:
         """Pack a kernel's parameters once and for all."""
-        passed = [arg for arg in args if not isinstance(arg, LocalMemory)]
-        block = pack_parameters(passed, lambda buffer: int(buffer.handle), self._abi)
+        return self._prepared(lambda: self._streams.first, kernel, config, args)
+
+    def prepare_on(
+        self, stream: int, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]
+    ) -> Callable[[], object]:
+        """Pack the parameters of a launch on one of the streams."""
+        return self._prepared(lambda: self._streams.on(stream), kernel, config, args)
+
+    def record_event(self, stream: int) -> Any:
+        """Return an event that happens when a stream has come so far."""
+        self._enter()
+        return self._streams.record_event(stream)
+
+    def wait_event(self, stream: int, event: Any) -> None:
+        """Let a stream wait for an event."""
+        self._enter()
+        self._streams.wait_event(stream, event)
+
+    def record(self, launches: Sequence[Launch]) -> Recording | None:
+        """Return a CUDA graph of some launches; None, and why not in the log, where there can be none."""
+        self._enter()
+        try:
+            definition = importlib.import_module("cuda.core.graph").GraphDefinition()
+            graph = CudaGraph(self._driver, self._checked, definition, launches, self._packed, self._entered)
+        except Exception as error:  # noqa: BLE001  whatever the driver refuses: launching each works without it
+            log.info("%s: %d launches are started one by one: %s", self.info.device, len(launches), error)
+            return None
+        log.debug("%s: a graph of %d launches", self.info.device, len(launches))
+        return graph
+
+    def synchronize(self) -> None:
+        """Wait for every stream."""
+        self._enter()
+        self._wait()
+
+    def close(self) -> None:
+        """Release what the runtime holds of the device."""
+        self._enter()
+        self._wait()
+        self._staging.close()
+
+    # -- inside
+
+    def _wait(self) -> None:
+        self._streams.synchronize()
+        self._staging.reuse()
+
+    def _entered(self) -> Any:
+        self._enter()
+        return self._streams.first
+
+    def _packed(self, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> HeldParameters:
+        self._enter()
+        block = pack_parameters(
+            [arg for arg in args if not isinstance(arg, LocalMemory)], lambda buffer: int(buffer.handle), self._abi
+        )
         if kernel.places is not None:
             check_places(kernel.name, block.places, kernel.places)
         self._allow_shared(kernel, config)
-        data = ctypes.create_string_buffer(block.data, max(len(block.data), 1))
-        base = ctypes.addressof(data)
-        pointers = (ctypes.c_void_p * max(len(block.places), 1))(*(base + offset for offset, _ in block.places))
-        address, handle = ctypes.addressof(pointers), self.stream.handle
+        return HeldParameters(block)
+
+    def _prepared(
+        self, stream: Callable[[], Any], kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]
+    ) -> Callable[[], object]:
+        held = self._packed(kernel, config, args)  # which the driver reads when it is called
         launch, shape = self._driver.cuLaunchKernel, (*config.grid, *config.block, config.shared_nbytes)
 
-        def start(_held: object = (data, pointers)) -> None:  # the driver reads both when it is called
+        def start() -> None:
             self._enter()
-            self._checked(launch(kernel.function, *shape, handle, address, 0))
+            self._checked(launch(kernel.function, *shape, stream().handle, held.address, 0))
 
         return start
-
-    def synchronize(self) -> None:
-        """Wait for the stream."""
-        self._enter()
-        self.stream.sync()
-
-    # -- inside
 
     def _enter(self) -> None:
         # whoever called before in this thread may have made another device current
@@ -167,7 +231,8 @@ class CudaRuntime(Runtime):
 
     def _allow_shared(self, kernel: LoadedKernel, config: LaunchConfig) -> None:
         """Ask for more dynamic shared memory than every device gives unasked."""
-        if config.shared_nbytes <= SHARED_NBYTES:
+        allowed = self._shared.get(int(kernel.kernel.handle), SHARED_NBYTES)
+        if config.shared_nbytes <= allowed:
             return
         most = int(self.device.properties.max_shared_memory_per_block_optin)
         if config.shared_nbytes > most:
@@ -178,6 +243,7 @@ class CudaRuntime(Runtime):
             )
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._checked(self._driver.cuFuncSetAttribute(kernel.function, attribute, config.shared_nbytes))
+        self._shared[int(kernel.kernel.handle)] = config.shared_nbytes
 
     def _checked(self, answer: tuple[Any, ...]) -> Any:
         """Return what the driver answers, or raise what it refuses."""

@@ -81,6 +81,8 @@ class OpenClLanguage(WorkItemLanguage):
         language.vector_width = preferred if preferred in (2, 4, 8, 16) else 0
         if device.type & pyopencl.device_type.CPU:
             language.vectors_per_item = _CPU_VECTORS_PER_ITEM
+        else:
+            language.narrow_indices = True  # 64-bit products are several instructions there
         if "PoCL" in device.version:
             language.vector_spelling = PoclVectors
         if info.lacks:

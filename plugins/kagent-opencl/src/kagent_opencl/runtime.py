@@ -18,6 +18,7 @@ from kagent_opencl.clblast import QueueFunction
 from kagent_opencl.packer import arguments_in, check_arguments
 from kagent_opencl.platforms import device_of
 from kagent_opencl.programs import Programs
+from kagent_opencl.queues import OrderedQueue
 from kagent_opencl.work_groups import WorkGroupLimits, fitting, items, work_group_limits
 
 Argument = PointerArg | ScalarArg | LocalMemory
@@ -51,23 +52,35 @@ class LoadedKernel:
     fits: dict[LaunchConfig, LaunchConfig] = field(default_factory=dict, compare=False)
 
 
-Loaded = LoadedKernel | Callable[..., None]
+Loaded = LoadedKernel | QueueFunction
 """A compiled kernel, or a function that enqueues its work itself."""
 
 
 class OpenClRuntime(Runtime):
-    """One context with one in-order queue. Buffers are ``pyopencl.Buffer``.
+    """One context with in-order queues. Buffers are ``pyopencl.Buffer``.
 
     A kernel gets two arguments for each tensor: the buffer, and the number of the tensor's first element in it, since
     OpenCL passes no pointer into a buffer.
+
+    Attributes
+    ----------
+    queues_of_cpu, queues_of_others
+        How many queues a device has, by its type. A CPU has one: a kernel fills its cores, and threads of two kernels
+        would take them from each other.
     """
+
+    queues_of_cpu: int = 1
+    queues_of_others: int = 2
 
     def __init__(self, info: DeviceInfo, config: Config) -> None:
         self.device = device_of(info)
         self.context = cl.Context([self.device])
-        self.queue = cl.CommandQueue(self.context, self.device)
+        on_cpu = is_cpu(self.device)
+        self.streams = self.queues_of_cpu if on_cpu else self.queues_of_others
+        self.queues = [OrderedQueue(self.context, self.device) for _ in range(self.streams)]
+        self.queue = self.queues[0].queue
         # only of CPUs is it certain that a buffer on host memory is that memory, and no copy that is refreshed at times
-        self.imports_host = bool(self.device.type & cl.device_type.CPU) and bool(self.device.host_unified_memory)
+        self.imports_host = on_cpu and bool(self.device.host_unified_memory)
         self._programs = Programs(self.context, self.device, config.cache_dir)
 
     # -- memory
@@ -94,12 +107,14 @@ class OpenClRuntime(Runtime):
     def copy_in(self, buffer: cl.Buffer, byte_offset: int, data: memoryview) -> None:
         """Copy host bytes to the device."""
         host = np.frombuffer(data, np.uint8)
+        self._finish_others()
         if host.size:
             cl.enqueue_copy(self.queue, buffer, host, dst_offset=byte_offset, is_blocking=True)
 
     def copy_out(self, buffer: cl.Buffer, byte_offset: int, data: memoryview) -> None:
         """Copy bytes of the device to the host."""
         host = np.frombuffer(data, np.uint8)
+        self._finish_others()
         if host.size:
             cl.enqueue_copy(self.queue, host, buffer, src_offset=byte_offset, is_blocking=True)
         else:
@@ -110,7 +125,7 @@ class OpenClRuntime(Runtime):
     def load(self, kernel: KernelDescriptor) -> Loaded:
         """Compile a kernel, unless the cache has it, or it is one that enqueues its work itself."""
         if isinstance(kernel.function, QueueFunction):
-            return kernel.function.on(self.queue)
+            return kernel.function
         if kernel.source is None:
             raise TypeError(f"kernel '{kernel.name}' has no OpenCL C source")
         if not has_prototype(kernel):
@@ -123,22 +138,41 @@ class OpenClRuntime(Runtime):
         return LoadedKernel(program, kernel.name, own, work_group_limits(own, self.device), generated)
 
     def launch(self, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]) -> None:
+        """Enqueue a kernel in the first queue."""
+        self.launch_on(0, kernel, config, args)
+
+    def launch_on(self, stream: int, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]) -> None:
         """Enqueue a kernel."""
+        queue = self.queues[stream]
         if not isinstance(kernel, LoadedKernel):
-            call_kernel(kernel, args, convert=lambda arg: arg)
+            queue.call(functools.partial(call_kernel, kernel.on(queue.queue), args, convert=lambda arg: arg))
             return
         config = self._fitting(kernel, config)
         _set_arguments(kernel.own, args)
-        cl.enqueue_nd_range_kernel(self.queue, kernel.own, items(config), config.block)
+        queue.launch(kernel.own, items(config), config.block)
 
     def prepare(self, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]) -> Callable[[], object] | None:
-        """Set a kernel's arguments once and for all."""
+        """Set a kernel's arguments once and for all, where there is one queue."""
+        prepared = self._prepared(kernel, config, args)
+        return None if prepared is None else functools.partial(cl.enqueue_nd_range_kernel, self.queue, *prepared)
+
+    def prepare_on(
+        self, stream: int, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]
+    ) -> Callable[[], object] | None:
+        """Set a kernel's arguments once and for all, for one of several queues."""
+        prepared = self._prepared(kernel, config, args)
+        return None if prepared is None else functools.partial(self.queues[stream].launch, *prepared)
+
+    def _prepared(
+        self, kernel: Loaded, config: LaunchConfig, args: Sequence[Argument]
+    ) -> tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]] | None:
+        """Return a kernel with its arguments, its work-items, and those of a group."""
         if not isinstance(kernel, LoadedKernel):
             return None
         config = self._fitting(kernel, config)
         prepared = cl.Kernel(kernel.program, kernel.name)
         _set_arguments(prepared, args)
-        return functools.partial(cl.enqueue_nd_range_kernel, self.queue, prepared, items(config), config.block)
+        return prepared, items(config), config.block
 
     def _fitting(self, kernel: LoadedKernel, config: LaunchConfig) -> LaunchConfig:
         """Return what is launched: a launch config that the kernel takes, which its compiler has the last word on."""
@@ -147,9 +181,28 @@ class OpenClRuntime(Runtime):
             found = kernel.fits[config] = fitting(kernel.limits, kernel.name, kernel.generated, config)
         return found
 
+    def record_event(self, stream: int) -> cl.Event:
+        """Return an event that happens when a queue has done what was enqueued in it so far."""
+        return self.queues[stream].record()
+
+    def wait_event(self, stream: int, event: cl.Event) -> None:
+        """Let what is enqueued in a queue from here on wait for an event."""
+        self.queues[stream].wait(event)
+
     def synchronize(self) -> None:
-        """Wait for the queue."""
-        self.queue.finish()
+        """Wait for the queues."""
+        for queue in self.queues:
+            queue.finish()
+
+    def _finish_others(self) -> None:
+        """Wait for all queues but the first, which copies are enqueued in."""
+        for queue in self.queues[1:]:
+            queue.finish()
+
+
+def is_cpu(device: cl.Device) -> bool:
+    """Whether a device is a processor, which runs work-items as loops."""
+    return bool(device.type & cl.device_type.CPU)
 
 
 def _set_arguments(kernel: cl.Kernel, args: Iterable[Argument]) -> None:
