@@ -93,7 +93,8 @@ class WorkItemLanguage(CFamily):
 
     vectors_per_item = 1
     """How many vectors, one behind the other, a work-item computes in a kernel that reduces nothing. Where neighbouring
-    work-items run together, one; where each is a loop of a processor's, as many as make starting it worth while."""
+    work-items run together, one; where each is a loop of a processor's, as many as make starting it worth while.
+    With more than one, elements that can be no vectors are steps of a loop inside a work-item, too."""
 
     groups: WorkGroups | None = None
     """How threads of a block work together; None where they had better not, as on a device that runs a block's

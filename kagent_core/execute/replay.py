@@ -102,4 +102,7 @@ class Replay:
                 after = frozenset([self._numbers[position]])
             before.append(after)
         if len(recorded) > 1:
-            self._recording = self._runtime.record(recorded)
+            try:
+                self._recording = self._runtime.record(recorded)
+            except Exception as error:  # noqa: BLE001  as in `update`
+                log.warning("%s: launched one by one: %s", self._segment.name, error)

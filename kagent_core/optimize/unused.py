@@ -12,7 +12,7 @@ from kagent_core.optimize.inference_graph import InferenceGraph
 
 aten = torch.ops.aten
 
-_POOLINGS = {
+_POOLINGS: dict[Any, tuple[Any, int]] = {
     aten.max_pool2d_with_indices.default: (aten.max_pool2d.default, 2),
     aten.max_pool3d_with_indices.default: (aten.max_pool3d.default, 3),
 }

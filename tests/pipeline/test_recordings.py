@@ -67,6 +67,8 @@ class RecordingRuntime(FakeRuntime):
 
     def record(self, launches: Sequence[Launch]) -> Recording | None:
         if self.fault == "record":
+            raise RuntimeError("there is no room for it")
+        if self.fault == "decline":
             return None
         self.recordings.append(Shuffled(self, launches))
         return self.recordings[-1]
@@ -146,12 +148,14 @@ def test_one_launch_is_not_recorded():
     assert runtime.recordings == []
 
 
-@pytest.mark.parametrize("fault", ["record", "update"])
+@pytest.mark.parametrize("fault", ["decline", "record", "update"])
 def test_a_device_that_declines_launches_each(fault, caplog):
     runtime = RecordingRuntime(fault)
     for result in replayed(build(CHAIN), runtime, [False, False, True, False]):
         for got, want in zip(result, one_by_one(CHAIN), strict=True):
             assert torch.equal(got, want)
+    if fault == "record":
+        assert "launched one by one: there is no room for it" in caplog.text
     if fault == "update":
         assert runtime.recordings[0].closed
         assert "launched one by one from here on: these cannot be had" in caplog.text

@@ -18,6 +18,9 @@ from kagent_core.cli.output import counted, format_nbytes, make_table, print_rem
 MOST_KERNELS = 10
 """Of a model that are printed; the JSON has all."""
 
+_FIGURES_WIDTH = 56
+"""Columns that are kept for the figures of kernels; what is left is for their names."""
+
 
 def print_models(console: Console, figures: ModelsFigures) -> None:
     """Print times, speeds, starts, memory and differences, then where the time goes, then the aims."""
@@ -37,14 +40,15 @@ def print_models(console: Console, figures: ModelsFigures) -> None:
     _print_unavailable(console, figures)
     _print_where(console, figures)
     _print_functions(console, figures.functions)
-    print_aims(console, figures.aims())
+    if aims := figures.aims():
+        print_aims(console, aims)
     print_remark(console, f"measured in {figures.elapsed_s:.0f} s")
 
 
 def _print_models(console: Console, figures: ModelsFigures) -> None:
-    table = make_table("model", "what a call gets")
+    table = make_table("model", "batch>", "of")
     for model in figures.models:
-        table.add_row(model.name, f"{model.batch} {model.what}" if model.batch else model.what)
+        table.add_row(model.name, str(model.batch or ""), model.what)
     console.print()
     console.print(table)
     for name in figures.contenders:
@@ -168,7 +172,9 @@ def _print_kernels(console: Console, name: str, where: Where, machine: Machine) 
     table = make_table(
         f"where {name}'s time goes", "tasks>", "ms>", "% of\nkernels>", "GFLOP/s>", "GB/s>", "% of\nmachine>"
     )
-    table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.no_wrap = True
+    table.columns[0].max_width = max(24, console.width - _FIGURES_WIDTH)
     spent_ms = sum(kernel.time_ms for kernel in where.kernels)
     shown, rest = where.kernels[:MOST_KERNELS], where.kernels[MOST_KERNELS:]
     for kernel in shown:
@@ -189,7 +195,7 @@ def _print_kernels(console: Console, name: str, where: Where, machine: Machine) 
 
 def _problem(kernel: KernelFigures) -> str:
     """Return shapes and dtypes, without the operator where the kernel is called as it is."""
-    text = kernel.problem.replace(":c", "")
+    text = kernel.problem.replace("]:c", "]")
     operator, _, rest = text.partition("(")
     return f"({rest}" if kernel.kernel.startswith(operator) else text
 

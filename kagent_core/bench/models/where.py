@@ -24,6 +24,9 @@ from kagent_core.specs import KernelTask, TaskFinished
 
 _CHAIN = 32
 
+_ROUND_MS, _MOST_REPEATS = 20.0, 10
+"""Of the calls of a round, which count one by one: the shorter they are, the more of them are disturbed."""
+
 
 @dataclass(frozen=True)
 class KernelFigures:
@@ -148,26 +151,30 @@ def measure_where(
     threads
         That a call may use.
     rounds
-        Calls of either kind that count.
+        Rounds that count, of one call of either kind, or of several short ones.
     cost
         See `measure_report_cost`; it is no time of a kernel.
     """
     [kagent] = [one for one in CONTENDERS if one.name == KAGENT]
     call = kagent.prepare(module, args, directory, threads)
     observer, observed = _observed(module, args, directory)
-    calls_ms, totals_ms = [], []
+    [once_ms] = _calls_ms(call, 1)
+    repeats = max(1, min(_MOST_REPEATS, int(_ROUND_MS / once_ms)))
+    calls_ms: list[float] = []
+    totals_ms: list[float] = []
     times: dict[int, float] = defaultdict(lambda: math.inf)
     tasks: dict[int, KernelTask] = {}
     with no_collection():
         for _ in range(rounds):
-            calls_ms.append(_second_call_ms(call))
+            calls_ms += _calls_ms(call, repeats)
             observed()  # the weights that the call before has packed for itself leave the caches
-            observer.run.clear()
-            observed()
-            kernels = [(number, task, max(0.0, ms - cost.of(task))) for number, (task, ms) in enumerate(observer.run)]
-            totals_ms.append(sum(ms for _, _, ms in kernels))
-            for number, task, ms in kernels:
-                tasks[number], times[number] = task, min(times[number], ms)
+            for _ in range(repeats):
+                observer.run.clear()
+                observed()
+                kernels = [(n, task, max(0.0, ms - cost.of(task))) for n, (task, ms) in enumerate(observer.run)]
+                totals_ms.append(sum(ms for _, _, ms in kernels))
+                for number, task, ms in kernels:
+                    tasks[number], times[number] = task, min(times[number], ms)
     return Where(min(calls_ms), min(totals_ms), _grouped(tasks, times))
 
 
@@ -182,11 +189,15 @@ def _observed(function: Callable[..., Any], args: tuple[Any, ...], directory: Pa
     return observer, lambda: compiled(*args)
 
 
-def _second_call_ms(call: Callable[[], object]) -> float:
+def _calls_ms(call: Callable[[], object], count: int) -> list[float]:
+    """Return what some calls take, one by one, after one that does not count."""
     call()
-    began = time.perf_counter()
-    call()
-    return (time.perf_counter() - began) * 1e3
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - began) * 1e3)
+    return found
 
 
 def _grouped(tasks: dict[int, KernelTask], times: dict[int, float]) -> list[KernelFigures]:

@@ -32,6 +32,8 @@ def _flops(call: OpCall) -> int | None:
     if known is not None:
         return known
     name, inputs = call.signature.partition("::")[2].partition(".")[0], call.inputs
+    if name == "convolution":  # a transposed one: each value of its input counts as often as a weight of its channel
+        return 2 * inputs[0].numel * math.prod(inputs[1].shape[1:])
     if name == "_linear_pointwise":
         return 2 * call.outputs[0].numel * inputs[0].shape[-1]
     if name == "_convolution_pointwise":

@@ -83,7 +83,9 @@ def _transformers() -> Any:
     if importlib.util.find_spec("transformers") is None:
         raise KagentError("the model needs transformers, not installed here", hint="pip install 'kagent-torch[demo]'")
     import transformers
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return transformers
 
 

@@ -16,6 +16,7 @@ from kagent_core.capture.random import is_seeded
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.shared_attention import write_shared_attention
+from kagent_core.codegen.generic.shared_gradients import write_shared_gradients
 from kagent_core.codegen.generic.tiled import Sums, multiply_tile
 from kagent_core.codegen.vectors import Vectors
 from kagent_core.specs import OpCall, TensorSpec
@@ -149,6 +150,9 @@ def attention_backward(
     """Write the gradients: of the queries some queries at a time, then of keys and values some keys at a time."""
     heads = Heads.of(k, query, key, value, is_causal, attn_mask, scale)
     grad, made, logs = k.read(grad_out), k.read(out), k.read(logsumexp)
+    if k.work_groups is not None:
+        write_shared_gradients(k, heads, grad, made, logs)
+        return
     size, depth, count, step = query.shape[3], value.shape[3], heads.rows, k.tiles.keys
     if k.gives(0):
         width = heads.padded(size)

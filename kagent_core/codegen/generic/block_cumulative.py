@@ -112,7 +112,7 @@ class _Cumulative:
             k.barrier()
             with k.block(f"for (i32 u = {THREAD}; u < count; u += {k.threads})"):
                 running.store("(begin + u)", [f"{staged}[u]" for staged in self.staged])
-            k.barrier()
+                # no barrier: what a thread reads here, it alone overwrites with the next stretch
 
     def _named(self, names: Sequence[str]) -> list[tuple[str, str]]:
         return [(kind, name) for (kind, _), name in zip(self.running.states, names, strict=True)]

@@ -22,6 +22,9 @@ from kagent_core.specs import TensorSpec
 PIECES = 64
 """Pieces that the places are divided into where work-items go over them: enough for all cores of a CPU."""
 
+LOOK = 8
+"""What it costs to look at a source that may go elsewhere, in elements that are joined: the branch is a guess."""
+
 HELD, MOST_HELD = 2048, 65536
 """Least and most elements that one work-item holds in a wider type, in memory of its own."""
 
@@ -165,7 +168,7 @@ class Placing:
     def _pieces(self) -> int:
         """Return how many pieces the places are divided into: going over all sources for each may not take long."""
         elements = self.column_count * (self.row_count + self.count)
-        affordable = elements // max(self.count, 1)
+        affordable = elements // max(LOOK * self.count, 1)
         return max(min(PIECES // max(self.outer_count, 1), affordable, self.row_count), 1)
 
     def _write_in_place(self, k: KernelBuilder) -> None:

@@ -104,20 +104,27 @@ def attention_tile(k: KernelBuilder, heads: Heads) -> AttentionTile:
     deepest = [k.tiles.block_depth] if k.tiles.block_depth else [32, 16, 8, 4, 2, 1]
     found: AttentionTile | None = None
     for some, others, most in itertools.product(queries, keys, deepest):
-        found = _tile(k, some, others, most, (size, depth), nbytes)
+        found = tile_of(k, some, others, most, (size, depth), nbytes)
         if found.shared_length(size) * nbytes <= groups.local_nbytes and most >= min(8, deepest[0]):
             return found
     for some, most in itertools.product(queries, deepest):
-        found = _tile(k, some, keys[-1], most, (size, depth), nbytes)
+        found = tile_of(k, some, keys[-1], most, (size, depth), nbytes)
         if found.shared_length(size) * nbytes <= groups.local_nbytes:
             return found
     assert found is not None
     return found  # what does not fit is told where the memory is declared
 
 
-def _tile(
+def tile_of(
     k: KernelBuilder, queries: int, keys: int, deepest: int, sizes: tuple[int, int], nbytes: int
 ) -> AttentionTile:
+    """Return how a block's threads share some queries and keys, whose elements and values have some sizes.
+
+    Raises
+    ------
+    LaunchConfigError
+        When a launch config asks for more threads or registers than a block has.
+    """
     assert k.work_groups is not None
     most, (size, depth) = k.work_groups.threads, sizes
     tall = min(k.tiles.thread_rows or CHUNK, queries)
@@ -140,6 +147,20 @@ def write_shared_attention(k: KernelBuilder, heads: Heads) -> None:
     """Write the attention of some queries of a head per block, and the logarithm of the sum of their scores."""
     tile = attention_tile(k, heads)
     _SharedAttention(k, heads, tile).write()
+
+
+def rows_copy(
+    k: KernelBuilder, tensor: Tensor, memory: str, lines: int, depth: int, threads: int, first: str, end: str
+) -> Copy:
+    """Return a copy of some rows of a head, such as queries, whose depth are their elements."""
+    spec = tensor.spec
+    operand = Operand(
+        Space((spec.shape[2],)),
+        Space((spec.shape[3],)),
+        lambda line, at: tensor.at("b", "h", *line, *at),
+        along_depth=spec.strides[3] <= spec.strides[2],
+    )
+    return Copy(k, operand, "keys", memory, lines, depth, threads, first, end)
 
 
 @dataclass(frozen=True)
@@ -186,7 +207,8 @@ class _SharedAttention:
             last = k.least(reach, f"i_first + {tile.queries}") if heads.causal else reach
             k.add(f"const {kind} limit = {last};")
             place_thread(k, ("across", tile.across), ("down", tile.down))
-            copy = self._copy(heads.query, "queries", tile.queries, tile.padded(size), "i_first", end)
+            rows, depth = tile.queries, tile.padded(size)
+            copy = rows_copy(k, heads.query, "queries", rows, depth, tile.threads, "i_first", end)
             k.shared(heads.kind, copy.memory, copy.length)
             copy.whole(heads.kind, str(size))
             with self._each_query():
@@ -200,17 +222,6 @@ class _SharedAttention:
             self._store()
             k.barrier()
 
-    def _copy(self, tensor: Tensor, memory: str, lines: int, depth: int, first: str, end: str) -> Copy:
-        """Return a copy of a head's queries or keys, whose depth are their elements."""
-        spec = tensor.spec
-        operand = Operand(
-            Space((spec.shape[2],)),
-            Space((spec.shape[3],)),
-            lambda line, at: tensor.at("b", "h", *line, *at),
-            along_depth=spec.strides[3] <= spec.strides[2],
-        )
-        return Copy(self.k, operand, "keys", memory, lines, depth, self.tile.threads, first, end)
-
     def _each_query(self) -> AbstractContextManager[None]:
         return self.k.block(f"for (i32 place = {THREAD}; place < {self.tile.queries}; place += {self.tile.threads})")
 
@@ -223,7 +234,7 @@ class _SharedAttention:
         size = heads.key.spec.shape[3]
         with k.block(""):
             score.declare(k)
-            copy = self._copy(heads.key, "stage", tile.keys, tile.key_depth, "j_first", "limit")
+            copy = rows_copy(k, heads.key, "stage", tile.keys, tile.key_depth, tile.threads, "j_first", "limit")
 
             def multiply(begins: Sequence[str]) -> None:
                 row = f"queries[({BEFORE} + p) * {pitch(tile.queries)} + {self.query('t')}]"

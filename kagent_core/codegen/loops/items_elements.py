@@ -16,7 +16,7 @@ from kagent_core.codegen.work_items import WorkItemLanguage
 
 
 class ItemElements(OnItems):
-    """Every item computes elements of its own; neighbours in memory are neighbouring items, lanes, or a loop's steps."""
+    """Every item computes its own elements; neighbours in memory are neighbouring items, lanes, or steps of a loop."""
 
     def write(self) -> None:
         """Write the kernel's body."""

@@ -246,13 +246,15 @@ def _max_pool_values(
     """Write the greatest elements of windows, without where they are: compilers make vectors of that."""
     least = k.constant(_least(compute_dtype(self.dtype)), compute_dtype(self.dtype))
 
+    def element(batch: Indices, place: Indices) -> Element:
+        return self.at((*batch, *place)).compute()
+
     def at(index: Indices) -> Element:
         windows = _strided(index[-dims:], self.shape[-dims:], kernel_size, stride, padding, dilation)
         windows = [window.repeated() if window.step == 1 else window for window in windows]
         found: Element | None = None
         for place, inside in _elements(k, windows):
-            element = lambda place=place: self.at((*index[:-dims], *place)).compute()  # type: ignore[misc]
-            value = padded(k, inside, element, least)
+            value = padded(k, inside, functools.partial(element, index[:-dims], place), least)
             found = value if found is None else found.op("max", value)
         return least if found is None else found
 

@@ -54,8 +54,9 @@ class Event:
 class Stream:
     """What is to be done, in order."""
 
-    def __init__(self, cuda: Cuda) -> None:
+    def __init__(self, cuda: Cuda, number: int) -> None:
         self.cuda = cuda
+        self.number = number
         self.handle = self
         self.queue: deque[tuple[Callable[[], object], list[bool] | None]] = deque()
 
@@ -67,7 +68,9 @@ class Stream:
         self.cuda.calls["sync"] += 1
         while self.queue:
             ready = [stream for stream in self.cuda.streams if stream.queue and stream.queue[0][1] != []]
-            self.cuda.random.choice(ready).queue.popleft()[0]()
+            if self.cuda.random.random() < 0.2:  # some streams run ahead for a while, others lag behind
+                self.cuda.random.shuffle(self.cuda.haste)
+            max(ready, key=lambda stream: self.cuda.haste[stream.number]).queue.popleft()[0]()
 
     def record(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -153,6 +156,7 @@ class Cuda:
         self.machine = Machine(cache_dir)
         self.random = random.Random(seed)
         self.streams: list[Stream] = []
+        self.haste: list[int] = []
         self.graphs: list[Graph] = []
         self.calls: Counter[str] = Counter()
         self.ignores_waits = False
@@ -222,7 +226,8 @@ class Cuda:
         }
 
     def _create_stream(self) -> Stream:
-        self.streams.append(Stream(self))
+        self.streams.append(Stream(self, len(self.streams)))
+        self.haste.append(len(self.haste))
         return self.streams[-1]
 
     def _allocate_host(self, nbytes: int) -> tuple[int, int]:

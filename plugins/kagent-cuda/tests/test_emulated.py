@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Emulator
 
 import kagent_core
 from kagent_core.config import load_config
@@ -21,6 +20,8 @@ from kagent_core.session import session_for
 from kagent_core.specs import LaunchConfig
 from kagent_cuda.emulated.launches import run_kernel
 from kagent_cuda.emulated.memory import ALIGNMENT
+
+from .conftest import Emulator
 
 
 def test_numbers_of_threads_and_blocks(emulator: Emulator) -> None:

@@ -6,12 +6,13 @@ import ctypes
 from typing import Any
 
 import pytest
-from conftest import Emulator, packed
 
 from kagent_core.errors import CompilationError
 from kagent_core.specs import Access, LaunchConfig
 from kagent_cuda.emulated.launches import Region, run_kernel
 from kagent_cuda.emulated.memory import Allocation, EmulationError
+
+from .conftest import Emulator, packed
 
 N = 64
 

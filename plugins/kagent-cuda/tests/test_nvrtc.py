@@ -76,8 +76,10 @@ def check(kernels: Sequence[Collected], cache_dir: Path) -> None:
     assert over == []
     worst = max(made, key=lambda pair: pair[1].usage[pair[1].symbol].registers / pair[0].estimate.registers)
     usage = worst[1].usage[worst[1].symbol]
-    print(f"{len(kernels)} kernels; most over its estimate of {worst[0].estimate.registers} registers: "
-          f"{worst[0].kernel.name} with {usage.registers} on {worst[1].architecture}")
+    print(
+        f"{len(kernels)} kernels; most over its estimate of {worst[0].estimate.registers} registers: "
+        f"{worst[0].kernel.name} with {usage.registers} on {worst[1].architecture}"
+    )
 
 
 def test_single_operators(cache_dir: Path) -> None:

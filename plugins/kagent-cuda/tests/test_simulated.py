@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from simulated import DEVICE, Cuda, Plugin
 
 import kagent_core
+
+from .simulated import DEVICE, Cuda, Plugin
 
 
 @pytest.fixture
@@ -73,11 +74,13 @@ def test_a_model_that_learns(start: Callable[..., Cuda]) -> None:
     torch.manual_seed(0)
     x, target = torch.randn(8, 5), torch.randn(8, 3)
 
-    def train(compile: Callable[[Any], Any]) -> list[float]:
+    def train(prepare: Callable[[Any], Any]) -> list[float]:
         torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3)
+        )
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        run, losses = compile(model), []
+        run, losses = prepare(model), []
         for _ in range(5):
             loss = torch.nn.functional.mse_loss(run(x), target)
             losses.append(loss.item())
@@ -113,7 +116,7 @@ def test_reports_are_read_after_a_graph(start: Callable[..., Cuda]) -> None:
     for _ in range(3):
         torch.testing.assert_close(program(table, index), looked_up(table, index))
     assert cuda.calls["graph"] == 2
-    with pytest.raises(IndexError, match="out of bounds|out of range"):
+    with pytest.raises(IndexError, match=r"out of bounds|out of range"):
         program(table, torch.tensor([3, 6, 5]))
     assert cuda.calls["graph"] == 3
     torch.testing.assert_close(program(table, index), looked_up(table, index))

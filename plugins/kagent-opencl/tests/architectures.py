@@ -13,6 +13,9 @@ from tests.pipeline.models import CASES, CLASSES, IMAGE, Case, images
 
 NAMES = ("resnet", "mobilenet_v2", "vit", "bert", "gpt2", "llama", "t5")
 
+BLOCKS = 7
+"""Of a MobileNetV2 that is trained."""
+
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -53,11 +56,20 @@ def architecture(name: str, optimizer: Optimizer = sgd, trained: bool = False) -
 
 
 def _mobilenet() -> nn.Module:
-    """Return a MobileNetV2 whose last images are more than a pixel: of two values, batch norm makes their signs."""
+    """Return a MobileNetV2 whose last images are more than a pixel: of two values, batch norm makes their signs.
+
+    It has the first blocks of each kind only: expanded, with a shortcut and without, with strides and dilated. The
+    others are the same with other sizes, each of which is another kernel to compile.
+    """
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
     config = MobileNetV2Config(depth_multiplier=0.25, image_size=IMAGE, output_stride=8, **CLASSES)
-    return MobileNetV2ForImageClassification(config)
+    model = MobileNetV2ForImageClassification(config)
+    body = model.mobilenet_v2
+    body.layer = body.layer[:BLOCKS]
+    last, given = body.conv_1x1.convolution, body.layer[-1].reduce_1x1.convolution.out_channels
+    body.conv_1x1 = type(body.conv_1x1)(config, in_channels=given, out_channels=last.out_channels, kernel_size=1)
+    return model
 
 
 TRAINED = {"mobilenet_v2": Case(_mobilenet, images)}

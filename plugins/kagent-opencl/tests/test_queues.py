@@ -234,7 +234,9 @@ def test_hazards_keep_their_order(seed: int, count: int) -> None:
 
 def test_a_model_that_is_trained() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(24, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 3)
+    )
     x = torch.randn(10, 24)
     with queued(2):
         compiled = kagent_core.compile(model, device=f"{DEVICE_TYPE}:0")

@@ -97,7 +97,7 @@ def _used(line: str, below: Sequence[str]) -> str:
 
 
 def _scope(indent: str, constants: Sequence[str], below: Sequence[str]) -> Iterator[str]:
-    """Yield where a constant can be referred to: the constants behind it, and its block's lines. Blocks are indented."""
+    """Yield where a constant can be referred to: what is declared behind it, and its block, which is indented."""
     yield from constants
     for line in below:
         yield line

@@ -46,7 +46,9 @@ template <class T> struct alignas(sizeof(T) * W < 16 ? sizeof(T) * W : 16) lanes
 _ARITHMETIC = (
     "    INLINE friend lanes_of operator{sign}(lanes_of a, lanes_of b) {{ return {{$((T)(a.@ {sign} b.@))$}}; }}"
 )
-_COMPARISON = "    INLINE friend lanes_of<i32> operator{sign}(lanes_of a, lanes_of b) {{ return {{$(-(i32)(a.@ {sign} b.@))$}}; }}"
+_COMPARISON = (
+    "    INLINE friend lanes_of<i32> operator{sign}(lanes_of a, lanes_of b) {{ return {{$(-(a.@ {sign} b.@))$}}; }}"
+)
 _ASSIGNMENT = "    INLINE lanes_of &operator{sign}=(lanes_of b) {{ return *this = *this {sign} b; }}"
 
 _HELPERS = """

@@ -83,7 +83,7 @@ def measure_fused_peers(setting: Setting, tell: Tell) -> None:
             rows = _rows(setting)[-1]
             copied = _copy_bandwidth(setting, rows, dtype, None)
             for fused in FUSED:
-                args = _arguments(setting, fused, rows, dtype)
+                args = _arguments(setting, fused, rows, dtype, setting.peer_place)
                 made = fused.function if mode is None else setting.compile_peer(fused.function, mode)
                 figures = _bandwidth(setting, _bind(made, args), _nbytes(args), copied)
                 told = "eager" if mode is None else NAMES[mode]
@@ -93,7 +93,7 @@ def measure_fused_peers(setting: Setting, tell: Tell) -> None:
 def measure_models(setting: Setting, tell: Tell) -> None:
     """Measure models, and their first calls with empty caches: kagent, eager PyTorch and its compiler's default."""
     if setting.has_peers:  # what it imports at its first call is not compiling
-        setting.compile_peer(lambda x: x.sin() + 1, DEFAULT)(torch.ones(64, device=setting.place))
+        setting.compile_peer(lambda x: x.sin() + 1, DEFAULT)(torch.ones(64, device=setting.peer_place))
     for dtype in DTYPES[: 1 if setting.tiny else None]:
         for model in models(setting.tiny)[1 if setting.tiny else 0 : 2 if setting.tiny else None]:
             with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -110,6 +110,7 @@ def _measure_model(setting: Setting, model: Model, dtype: torch.dtype, folder: P
     if spent is not None:
         figures["of it on the GPU"] = _round(spent)
     if setting.has_peers:
+        module, args = model.build(dtype, setting.peer_place, large=True)
         figures["eager µs"] = _round(call_us(setting, _bind(module, args)))
         with _empty_caches(folder):
             peer = setting.compile_peer(module, DEFAULT)
@@ -127,6 +128,7 @@ def measure_autotuned(setting: Setting, tell: Tell) -> None:
             with torch.no_grad():
                 module, args = model.build(dtype, setting.place, large=True)
                 figures = {"kagent µs": _round(call_us(setting, _bind(setting.compile(module), args)))}
+                module, args = model.build(dtype, setting.peer_place, large=True)
                 compiled = setting.compile_peer(module, AUTOTUNED)
                 figures["max-autotune µs"] = _round(call_us(setting, _bind(compiled, args)))
             tell(_judged(f"{model.name} {_spelled(dtype)}", figures, "max-autotune µs"))
@@ -135,7 +137,7 @@ def measure_autotuned(setting: Setting, tell: Tell) -> None:
 def measure_overhead(setting: Setting, tell: Tell) -> None:
     """Measure what a task costs that has next to nothing to compute, in a plan of many."""
     tasks = 4 if setting.tiny else TASKS
-    args = tuple(torch.linspace(0, 1, 8, device=setting.place) for _ in range(2))
+    args = (torch.linspace(0, 1, 8, device=setting.place), torch.linspace(1, 2, 8, device=setting.place))
 
     def chain(x: Tensor, y: Tensor) -> Tensor:
         for _ in range(tasks):
@@ -155,7 +157,8 @@ def measure_overhead(setting: Setting, tell: Tell) -> None:
             name = f"kagent, {tasks} tasks, {'as it is' if graphs else 'each launched'}"
             tell(Row(name, figures, aim=f"overhead below {OVERHEAD_AIM_US:.0f} µs" if graphs else "", met=met))
         if setting.has_peers:
-            eager = call_us(setting, _bind(chain, args)) / tasks
+            placed = tuple(arg.to(setting.peer_place) for arg in args)
+            eager = call_us(setting, _bind(chain, placed)) / tasks
             tell(Row(f"eager, {tasks} operators", {"µs per task": round(eager, 2)}))
 
 
@@ -178,7 +181,7 @@ def _graphs(setting: Setting, allowed: bool) -> Iterator[list[bool]]:
 
 
 def _measure_fused(setting: Setting, fused: Fused, rows: int, dtype: torch.dtype, copied: float | None) -> Row:
-    args = _arguments(setting, fused, rows, dtype)
+    args = _arguments(setting, fused, rows, dtype, setting.place)
     figures = _bandwidth(setting, _bind(setting.compile(fused.function), args), _nbytes(args), copied)
     part = figures.get("of copy")
     met = None if part is None else part >= BANDWIDTH_AIM
@@ -190,7 +193,7 @@ def _copy_bandwidth(setting: Setting, rows: int, dtype: torch.dtype, tell: Tell 
     """Return the bytes per microsecond that a copy on the GPU moves, read and written; None where none can be made."""
     if not setting.has_peers:
         return None
-    source = torch.randn(rows, _columns(setting), device=setting.place).to(dtype)
+    source = torch.randn(rows, _columns(setting), device=setting.peer_place).to(dtype)
     target = torch.empty_like(source)
     figures = _bandwidth(setting, lambda: target.copy_(source), _nbytes((source,)), None)
     if tell is not None:
@@ -207,16 +210,18 @@ def _bandwidth(setting: Setting, call: Callable[[], object], nbytes: int, copied
         figures["GPU µs"] = _round(spent)
     if setting.has_peers:
         rate = nbytes / (spent or figures["call µs"])
-        figures["GB/s"] = round(rate / 1e3, 1)
+        figures["GB/s"] = float(f"{rate / 1e3:.4g}")
         if copied is not None:
             figures["of copy"] = round(rate / copied, 3)
     return figures
 
 
-def _arguments(setting: Setting, fused: Fused, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _arguments(
+    setting: Setting, fused: Fused, rows: int, dtype: torch.dtype, place: torch.device
+) -> tuple[Tensor, ...]:
     torch.manual_seed(0)
     shapes = [(rows, _columns(setting))] * fused.tensors + [(_columns(setting),)] * fused.vectors
-    return tuple(torch.randn(shape, device=setting.place).to(dtype) for shape in shapes)
+    return tuple(torch.randn(shape, device=place).to(dtype) for shape in shapes)
 
 
 def _rows(setting: Setting) -> tuple[int, ...]:

@@ -33,17 +33,23 @@ def find_device(setting: Setting, wanted: str) -> tuple[Setting, dict[str, str],
     facts = dict(outcome.rows[0].figures)
     setting = replace(setting, device=facts.pop("device"), emulated=emulated)
     if facts.pop("torch") == "with CUDA" and not emulated:
-        found = run_section(Section("device", FIRST_S, _tell_in_place), replace(setting, cuda_tensors=True), FIRST_S)
-        outcome.rows += found.rows
-        outcome.elapsed_s += found.elapsed_s
-        works = found.state == "done" and not found.wrong
-        setting = replace(setting, cuda_tensors=works)
-        if not works:
-            outcome.rows.append(
-                Row("tensors", {"where": "in host memory: CUDA tensors are not taken, copies are in all times"})
-            )
-            outcome.note = f"a call with CUDA tensors: {found.note or found.rows[-1].failed}"
+        setting = _with_torch(setting, outcome)
     return setting, facts, outcome
+
+
+def _with_torch(setting: Setting, outcome: Outcome) -> Setting:
+    """Return a setting for a PyTorch with CUDA, and tell whether kagent takes its tensors."""
+    tried = replace(setting, torch_cuda=True, cuda_tensors=True)
+    found = run_section(Section("device", FIRST_S, _tell_in_place), tried, FIRST_S)
+    outcome.elapsed_s += found.elapsed_s
+    outcome.rows += found.rows[:1]
+    taken = found.state == "done" and not found.wrong
+    where = "on the GPU" if taken else "in host memory: kagent's times have their copies in them"
+    outcome.rows.append(Row("tensors", {"where": where}, aim="on the GPU", met=taken))
+    if not taken:
+        said = found.note or "; ".join(row.failed for row in found.rows if row.failed) or found.state
+        outcome.note = f"kagent, given a CUDA tensor: {said}"
+    return replace(setting, torch_cuda=bool(found.rows), cuda_tensors=taken)
 
 
 def _tell_device(wanted: str, tell: Tell) -> None:
@@ -63,9 +69,9 @@ def _tell_device(wanted: str, tell: Tell) -> None:
 
 def _tell_in_place(setting: Setting, tell: Tell) -> None:
     """Try whether kagent takes CUDA tensors: it runs where a crash is a finding."""
-    torch.cuda.init()
     x = torch.arange(1000, dtype=torch.float32, device=setting.place)
+    tell(Row("PyTorch", {"version": torch.__version__, "CUDA": torch.version.cuda, "sum": float(x.sum())}))
     session_for(load_config(options=setting.options))
     result = setting.compile(lambda given: given * 2 + 1)(x)
     right = result.device == x.device and torch.equal(result, x * 2 + 1)
-    tell(Row("tensors", {"where": "on the GPU"}, None if right else f"{result[:3]} on {result.device} is not 2x + 1"))
+    tell(Row("tensors", {}, None if right else f"{result[:3]} on {result.device} is not 2x + 1"))

@@ -74,6 +74,7 @@ def as_dict(setting: Setting, facts: dict[str, Any], outcomes: Sequence[Outcome]
         "command": sys.argv[1:],
         "device": {"name": setting.device, "emulated": setting.emulated, **facts},
         "tiny": setting.tiny,
+        "torch_cuda": setting.torch_cuda,
         "cuda_tensors": setting.cuda_tensors,
         "elapsed_s": round(elapsed_s, 1),
         "sections": [{**asdict(outcome), "wrong": outcome.wrong} for outcome in outcomes],

@@ -26,14 +26,17 @@ class Setting:
         Whether the device is emulated: then there is nothing that its times could be held against.
     tiny
         Whether everything is as small as it can be.
+    torch_cuda
+        Whether PyTorch computes on the device, and so can be measured next to kagent.
     cuda_tensors
-        Whether tensors lie on the GPU, by a PyTorch that has CUDA; else they are in host memory.
+        Whether kagent is given tensors that lie on the device; else they are in host memory.
     """
 
     device: str
     cache_dir: Path
     emulated: bool = False
     tiny: bool = False
+    torch_cuda: bool = False
     cuda_tensors: bool = False
 
     @property
@@ -45,11 +48,16 @@ class Setting:
     @property
     def has_peers(self) -> bool:
         """Whether eager PyTorch and its compilers run on the device, so that they can be measured next to it."""
-        return self.cuda_tensors and not self.emulated
+        return self.torch_cuda and not self.emulated
+
+    @property
+    def peer_place(self) -> torch.device:
+        """Where tensors of peers are made."""
+        return torch.device(self.device)
 
     @property
     def place(self) -> torch.device:
-        """Where tensors are made."""
+        """Where tensors are made that kagent is given."""
         return torch.device(self.device if self.cuda_tensors else "cpu")
 
     def compile(self, function: Function, **options: Any) -> Function:
@@ -62,8 +70,8 @@ class Setting:
 
     def synchronize(self) -> None:
         """Wait for the GPU. What runs on host tensors has finished when it returns."""
-        if self.cuda_tensors:
-            torch.cuda.synchronize(self.place)
+        if self.torch_cuda:
+            torch.cuda.synchronize(self.peer_place)
 
     def with_cache(self, cache_dir: Path) -> Setting:
         """Return the same with another directory of compiled kernels."""
