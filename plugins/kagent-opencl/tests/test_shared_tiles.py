@@ -240,6 +240,14 @@ def test_attention(threads: str, queries: int, keys: int, size: int, causal: boo
     check(threads, ATTENTION, *heads(queries, keys, size), 0.0, causal)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "size"), [(3, 70, 64), (33, 65, 20), (40, 7, 1), (5, 3, 130)])
+def test_gradients_of_attention(threads: str, queries: int, keys: int, size: int, causal: bool) -> None:
+    query, key, value = torch.randn(2, 1, queries, size), torch.randn(2, 1, keys, size), torch.randn(2, 1, keys, size)
+    made, logs = eager(ATTENTION)(query, key, value, 0.0, causal)
+    check(threads, f"{ATTENTION}_backward", torch.randn_like(made), query, key, value, made, logs, 0.0, causal)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, *HALVES])
 def test_attention_of_other_floats(threads: str, dtype: torch.dtype) -> None:
     given = [tensor.to(dtype) for tensor in heads(40, 50, 64)]

@@ -27,7 +27,7 @@ _PRELUDE = """
 #endif
 """
 
-_ITEM_NBYTES = 128 * 1024
+_ITEM_NBYTES = 4 * 1024
 """Local memory of a thread, which a device sets aside for all threads that it can run at once."""
 
 WARPS = SubGroups(
