@@ -34,7 +34,9 @@ test: $(READY) ## run all tests
 	@$(install_opencl)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(ARGS)
 
-nightly: $(READY) ## compare 2000 random programs with eager PyTorch, other ones each time
+nightly: $(READY) ## compare 2000 random programs with eager PyTorch, other ones each time; run the longest tests
+	@$(install_opencl)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600 -m nightly $(ARGS)
 	@RANDOM_GRAPHS=$(or $(GRAPHS),2000) $(BIN)/python -m pytest -n $(WORKERS) --timeout 14400 \
 		tests/pipeline/test_random_graphs.py $(ARGS)
 

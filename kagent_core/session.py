@@ -192,8 +192,12 @@ class Session:
             while self.abandoned:
                 for plan in self.abandoned.popleft().values():
                     plan.close()
-                for executor in list(self._executors.values()):
-                    executor.release_unused()
+                self.release_unused()
+
+    def release_unused(self) -> None:
+        """Give devices back what is kept for reuse, and what parameters that are gone have left."""
+        for executor in list(self._executors.values()):
+            executor.release_unused()
 
     def close(self) -> None:
         """Write the profile down and close every device."""

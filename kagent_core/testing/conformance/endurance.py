@@ -277,7 +277,7 @@ class Growth:
     """
 
     def __init__(self, opening: Opened) -> None:
-        self._watch = opening.watched
+        self._opening = opening
         self._rss = 0
         self._live = 0
 
@@ -285,15 +285,20 @@ class Growth:
         """Take the measure when the warm-up ends."""
         if position == warm_up:
             gc.collect()
-            self._rss, self._live = resident_nbytes(), self._watch.live
+            self._rss, self._live = resident_nbytes(), self._in_use()
 
     def assert_none(self, what: str, slack: int = SLACK_NBYTES) -> None:
         """Assert that neither has grown since the warm-up, but for a slack of the process's memory."""
         gc.collect()
-        live = self._watch.live
+        live = self._in_use()
         assert live <= self._live, f"{live} buffers are allocated after {what}, {self._live} were after the warm-up"
         grown = resident_nbytes() - self._rss
         assert grown <= slack, f"the process grew by {grown} bytes over {what}, expected at most {slack}"
+
+    def _in_use(self) -> int:
+        """Return how many buffers there are beside those that are kept for reuse, which come and go with sizes."""
+        self._opening.session.release_unused()
+        return self._opening.watched.live
 
     def __str__(self) -> str:
         return f"{self._live} buffers, process grown by {max(0, resident_nbytes() - self._rss) >> 10} KiB"

@@ -26,7 +26,7 @@ HALVES = (torch.float16, torch.bfloat16)
 NAN, INFINITY = float("nan"), float("inf")
 
 
-@pytest.fixture(params=[pytest.param(32, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow), 256])
+@pytest.fixture(params=[pytest.param(32, marks=pytest.mark.nightly), pytest.param(64, marks=pytest.mark.slow), 256])
 def threads(request: pytest.FixtureRequest, device: str) -> Iterator[str]:
     """Name of a device with so many threads in a block."""
     with gpu_like(WorkGroups(threads=request.param)) as name:
@@ -108,7 +108,7 @@ def test_rows_that_shared_memory_has_no_room_for(gpu: str) -> None:
         check_order(gpu, some(kind, 2, length), length, 1, False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_long_rows_of_other_types_across_memory(gpu: str) -> None:
     x = some("ties", 9001, 2)
     for dtype in (torch.float64, torch.bfloat16, torch.int64):
@@ -154,7 +154,7 @@ def test_running_values_of_rows_of_every_length(threads: str, name: str) -> None
     check(threads, f"aten::{name}", some("ties", 700, 3), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CUMULATIVE)
 def test_running_values_of_every_type(gpu: str, name: str) -> None:
     for dtype in (torch.float64, *HALVES, *((torch.int64, torch.uint8, torch.bool) if name != "logcumsumexp" else ())):
@@ -255,7 +255,7 @@ def test_joined_elements_with_nan(gpu: str) -> None:
         check(gpu, "aten::scatter_reduce.two", x, 1, torch.randint(0, 100, (2, 100)), y, reduce)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_halves_are_rounded_as_eagers_are(gpu: str) -> None:
     for dtype in HALVES:
         x, y, index = torch.randn(50, 3).to(dtype), torch.randn(400, 3).to(dtype), torch.randint(0, 50, (400,))
@@ -270,7 +270,7 @@ def test_halves_are_rounded_as_eagers_are(gpu: str) -> None:
             assert error <= 3 * eagers
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_indices_that_are_broadcast(gpu: str) -> None:
     x, first, last = torch.randn(30, 40, 5), torch.randint(-30, 30, (9, 1)), torch.randint(0, 5, (70,))
     for accumulate in (True, False):
@@ -336,7 +336,7 @@ def test_blocks_share_the_work(gpu: str, signature: str, args: Any, monkeypatch:
     assert all(kernel.threads in (32, 64) for kernel in loaded)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "signature",
     [

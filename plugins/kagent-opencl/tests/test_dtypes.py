@@ -28,6 +28,7 @@ from kagent_opencl.programs import Programs
 
 aten = torch.ops.aten
 NAME = "masked:0"
+NIGHTLY = pytest.mark.nightly
 REASON = f"{NAME} has no float64 (cl_khr_fp64)"
 DOUBLE = re.compile(
     r"double|(?<![A-Za-z0-9])f64|fp64"
@@ -175,13 +176,15 @@ def test_numbers_that_count(sources: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["convnet", "encoder", "decoder", "llama"])
+@pytest.mark.parametrize(
+    "name", ["encoder", *(pytest.param(n, marks=NIGHTLY) for n in ("convnet", "decoder", "llama"))]
+)
 def test_models_run_on_the_device_alone(sources: list[str], name: str) -> None:
     assert check_model(inference, ARCHITECTURES[name], Target(NAME)).fallbacks == ()
     assert sources
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["convnet", "encoder"])
 def test_training_runs_on_the_device_alone(sources: list[str], name: str) -> None:
     assert check_model(training, ARCHITECTURES[name], Target(NAME)).fallbacks == ()

@@ -100,7 +100,7 @@ def along(dim: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
     return list(tensors) if dim == 1 else [x.t().contiguous() for x in tensors]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_rows_of_every_length_along_and_across_memory(shared_by_64: str, name: str, dim: int) -> None:
@@ -315,7 +315,7 @@ SAMPLED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_of_the_operators(shared_by_64: str, name: str) -> None:
     signature = f"aten::{name}"
@@ -335,7 +335,7 @@ def test_samples_of_the_operators(shared_by_64: str, name: str) -> None:
             torch.testing.assert_close(made, wanted, equal_nan=True, msg=lambda text, v=variant: f"{v}\n{text}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_models(shared_by_64: str, name: str) -> None:
     ran = check_model(inference, architecture(name), Target(shared_by_64))

@@ -207,7 +207,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Sequence[Any]]] 
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "last"),
     [*((name, False) for name in CONVOLUTIONS), ("dilated", True), ("transposed", True), ("depthwise", True)],
@@ -278,7 +278,7 @@ def test_the_largest_heads_fit(gpu: str) -> None:
 # -- what torch has samples of
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "signature",
     [

@@ -15,11 +15,14 @@ from kagent_core.testing.conformance.running import OnDevice, assert_right
 
 from .architectures import NAMES, Optimizer, adamw, architecture, sgd
 
+OFTEN = ("resnet", "bert")  # the others train in `make nightly`
 OPTIMIZERS = {"resnet": sgd, "mobilenet_v2": sgd, "vit": adamw, "bert": adamw, "gpt2": sgd, "llama": adamw, "t5": adamw}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*OFTEN, *(pytest.param(n, marks=pytest.mark.nightly) for n in NAMES if n not in OFTEN)]
+)
 def test_training_with_a_compiled_optimizer(device: str, name: str) -> None:
     made = OPTIMIZERS[name]
     wanted = training(architecture(name, made, trained=True), lambda model: model)
