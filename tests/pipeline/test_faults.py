@@ -20,7 +20,8 @@ def program(x, w, v):
     """Two chains that join, an operator that falls back in the middle, an input that is written."""
     left = torch.ops.aten.relu(torch.ops.aten.mm(x, w))
     right = torch.ops.aten.mul.Tensor(torch.ops.aten.mm(x, v), 2)
-    middle = torch.ops.aten.add.Tensor(left, torch.ops.aten.sin(right))
+    joined = torch.ops.aten.add.Tensor(left, right)
+    middle = torch.ops.aten.add.Tensor(joined, torch.ops.aten.sin(right))
     torch.ops.aten.copy_(w, torch.ops.aten.add.Tensor(w, 1))
     return torch.ops.aten.mm(middle, v), torch.ops.aten.relu(right)
 

@@ -95,9 +95,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     compile_graph = _Capture._compile
 
-    def noted(capture: _Capture, graph_module: Any, name: str) -> Any:
+    def noted(capture: _Capture, graph_module: Any, name: str, parameters: Any) -> Any:
         names.append(name)
-        return compile_graph(capture, graph_module, name)
+        return compile_graph(capture, graph_module, name, parameters)
 
     monkeypatch.setattr(_Capture, "_compile", noted)
     return names
