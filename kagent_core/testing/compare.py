@@ -268,7 +268,7 @@ def check_against_eager(
         At the first difference.
     """
     torch._dynamo.reset()
-    options = {"device": device, "random_numbers": "eager", **options}
+    options = {"device": device, **options}
 
     def called(*given: Any) -> Any:  # a function of its own: Dynamo keeps what it compiled with the function
         return function(*given)

@@ -74,7 +74,7 @@ def test_inference_on_the_cpu(name: str) -> None:
     assert ran.fallbacks == ()
     native, _, total, *_ = ran.note.split()
     assert native == total
-    assert int(native) >= 5
+    assert int(native) >= 3  # products with their activations are one call each
 
 
 @pytest.mark.parametrize("name", ["mlp", "convnet"])

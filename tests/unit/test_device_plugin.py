@@ -266,9 +266,7 @@ def test_a_device_with_one_kernel_runs_a_model() -> None:
     x, weight = torch.randn(3, 4), torch.randn(4, 4)
     with kagent_core.use_plugin(Toy()):
         check_against_eager(lambda x, w: (torch.relu(-(x @ w)), -x), x, weight, device="toy:0")
-        reports = kagent_core.session_for(
-            kagent_core.load_config({"device": "toy:0", "random_numbers": "eager"})
-        ).reports
+        reports = kagent_core.session_for(kagent_core.load_config({"device": "toy:0"})).reports
     elsewhere = {fallback.signature for report in reports for fallback in report.fallbacks}
     assert elsewhere == {"aten::mm", "aten::relu"}
 
@@ -342,8 +340,6 @@ def test_a_language_alone_runs_whole_programs(tmp_path: Path) -> None:
     with kagent_core.use_plugin(Compiling()):
         for rows in (1, 6):
             check_against_eager(program, torch.randn(rows, 4), torch.randn(4, 4), device="toy:0", every_stride=False)
-        reports = kagent_core.session_for(
-            kagent_core.load_config({"device": "toy:0", "random_numbers": "eager"})
-        ).reports
+        reports = kagent_core.session_for(kagent_core.load_config({"device": "toy:0"})).reports
         assert [report.fallbacks for report in reports] == [()] * len(reports)
         assert reports

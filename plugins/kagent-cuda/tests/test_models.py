@@ -84,7 +84,7 @@ def test_inference_and_training(device: str, name: str) -> None:
         assert ran.fallbacks == ()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures_of_the_kit(device: str, name: str) -> None:
@@ -92,7 +92,7 @@ def test_architectures_of_the_kit(device: str, name: str) -> None:
         assert check_model(run, ARCHITECTURES[name], Target(device)).fallbacks == ()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_inference_with_real_weights(device: str) -> None:
     assert check_model(inference, real_weights(), Target(device)).fallbacks == ()

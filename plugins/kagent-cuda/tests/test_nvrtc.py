@@ -100,15 +100,15 @@ def test_models_in_bfloat16(cache_dir: Path) -> None:
     check(kernels, cache_dir)
 
 
-@pytest.mark.parametrize("name", ["bert", pytest.param("resnet18", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["bert", pytest.param("resnet18", marks=pytest.mark.nightly)])
 def test_training(name: str, cache_dir: Path) -> None:
     kernels = collected(lambda: trained(name))
     assert len(kernels) >= 30
     check(kernels, cache_dir)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {"lstm"}))  # of which Dynamo captures no graph
 def test_all_models_of_the_benchmark(name: str, cache_dir: Path) -> None:
     check(collected(lambda: inferred(name), lambda: inferred(name, torch.bfloat16)), cache_dir)
