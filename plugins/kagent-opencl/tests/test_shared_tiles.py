@@ -329,7 +329,10 @@ def test_any_tile_sizes_give_the_same_attention(threads: str, tiles: dict[str, i
     ("tiles", "message"),
     [
         ({"block_rows": 256, "block_columns": 256, "thread_rows": 1}, "the tiles of aten::mm take 8192 threads"),
-        ({"block_depth": 1024}, "bytes of a block's shared memory, expected at most 32768"),
+        (
+            {"block_rows": 64, "block_columns": 64, "block_depth": 1024},
+            "bytes of a block's shared memory, expected at most 32768",
+        ),
         ({"block_rows": 64, "block_columns": 64, "thread_rows": 16, "thread_columns": 16}, "of a thread's registers"),
     ],
 )
