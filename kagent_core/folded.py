@@ -82,6 +82,7 @@ class FoldedGraph:
         with self._lock:
             known = self._known.get(key)
             if known is None or not known.are_of(parameters):
+                self._known = OrderedDict((k, each) for k, each in self._known.items() if each.is_alive())
                 known = self._known[key] = _Constants(parameters, self._watch)
                 while len(self._known) > KEPT:
                     self._known.popitem(last=False)
@@ -123,6 +124,10 @@ class _Constants:
     def are_of(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether these are the parameters, rather than others that came to have the same numbers."""
         return all(ref() is parameter for ref, parameter in zip(self._references, parameters, strict=True))
+
+    def is_alive(self) -> bool:
+        """Whether all of the parameters still exist."""
+        return all(ref() is not None for ref in self._references)
 
     def changed(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether anything about the parameters is new since the last time, and note how it is now."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
-from pathlib import Path
 
 from torch.fx import GraphModule
 
@@ -19,7 +17,7 @@ from kagent_core.optimize.splitting import split
 from kagent_core.optimize.unused import drop_unused_results
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import Session
-from kagent_core.watch.memory import MemoryWatch, make_memory_watch
+from kagent_core.watch.memory import MemoryWatch, memory_watch
 
 log = get_logger("capture")
 
@@ -73,9 +71,3 @@ def _watch(config: Config) -> tuple[bool, MemoryWatch | None]:
         return config.parameters == "version", None
     watch = memory_watch(config.cache_dir)
     return watch is not None, watch
-
-
-@functools.cache
-def memory_watch(cache_dir: Path) -> MemoryWatch | None:
-    """Return the process's watch of memory; None where there can be none."""
-    return make_memory_watch(cache_dir)

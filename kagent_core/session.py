@@ -122,9 +122,12 @@ class Session:
         return self._open(self.plugins.resolve(str(device)))
 
     def may_rewrite(self, signature: str) -> bool:
-        """Whether calls of an operator may become others: not where somebody has a kernel or a device for them."""
-        layers = kernels_for((*self._user_kernels, self._configured), self.target.device)
-        kernels = (kernel for layer in layers for kernel in layer)
+        """Whether calls of an operator may become others: not where somebody has a kernel or a device for them.
+
+        A kernel that was registered, by the program or by the device's plugin, is for the operator as it was captured;
+        the device need not have one for what that could become.
+        """
+        kernels = self.open(self.target.device).registry.kernels()
         own = any(signature == kernel.signature or signature in kernel.fuses for kernel in kernels)
         return not own and signature not in self.config.placement
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from kagent_core.execute.streams import plan_streams
 from kagent_core.extract.queue import TaskQueue, in_order
 from kagent_core.inspect.logs import get_logger
 from kagent_core.specs import BufferSpec, KernelDescriptor, TensorSpec
-from kagent_core.watch.memory import make_memory_watch
+from kagent_core.watch.memory import memory_watch
 
 log = get_logger("execute")
 
@@ -42,8 +41,7 @@ class ExecutorAgent:
         self.lock = threading.RLock()
         limit = memory_limit_nbytes or opened.info.memory_nbytes or None
         self.memory = DeviceMemory(opened.runtime, opened.device, self.lock, limit)
-        memory_watch = functools.cache(lambda: make_memory_watch(cache_dir))
-        self.parameters = ModelParameters(self.memory, watch, memory_watch)
+        self.parameters = ModelParameters(self.memory, watch, lambda: memory_watch(cache_dir))
         self._loaded: dict[tuple[Any, ...], Any] = {}
 
     def prepare(

@@ -45,7 +45,7 @@ class InferenceGraph:
         mode = detect_fake_mode([node.meta.get("val") for node in self.placeholders])
         self._mode: FakeTensorMode = mode if mode is not None else FakeTensorMode(allow_non_fake_inputs=True)
         self._is_free = is_free
-        written = {node.args[0] for node in self.graph.nodes if _writes(node)}
+        written = {node for call in self.graph.nodes for node in _written_by(call)}
         self.parameters = frozenset(
             node for position, node in enumerate(self.placeholders) if position in parameters and node not in written
         )
@@ -154,6 +154,16 @@ class InferenceGraph:
             constant = node.op == "call_function" and _is_pure(node) and all(map(self.is_constant, given))
         if constant:
             self._constants.add(node)
+
+
+def _written_by(node: Node) -> list[Any]:
+    """Return the arguments that a call writes in place."""
+    if not _writes(node):
+        return []
+    arguments = schema_of(node.target).arguments
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+    written = [given.get(argument.name) for argument in arguments if argument.writes]
+    return [leaf for value in written for leaf in (value if isinstance(value, (list, tuple)) else [value])]
 
 
 def _writes(node: Node) -> bool:

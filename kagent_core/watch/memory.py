@@ -154,6 +154,12 @@ def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = 
 
 
 @functools.cache
+def memory_watch(cache_dir: Path) -> MemoryWatch | None:
+    """Return the process's own, made the first time that it is asked for: see `make_memory_watch`."""
+    return make_memory_watch(cache_dir)
+
+
+@functools.cache
 def _tell(reason: str) -> None:
     log.info(
         "parameters are read at every call, to see whether they have changed: %s; parameters = version trusts "

@@ -42,7 +42,6 @@ def _ioctl_number(direction: int, kind: int, number: int, nbytes: int) -> int:
 
 _UFFDIO_API = _ioctl_number(3, _API, 0x3F, 24)
 _UFFDIO_REGISTER = _ioctl_number(3, _API, 0x00, 32)
-_USERFAULTFD_NEW = _ioctl_number(0, _API, 0x00, 0)
 _PAGEMAP_SCAN = _ioctl_number(3, ord("f"), 16, 96)
 
 
@@ -126,6 +125,7 @@ class PageWatcher:
                 if self._scan(pages):
                     self._note(pages)
             except OSError as error:
+                self._note(pages)  # what was scanned before has lost its marks
                 return str(error)
             self._watched.add(pages)
         return pages

@@ -227,7 +227,7 @@ def test_what_has_not_changed_is_not_copied_again(fake):
 
 
 def test_without_a_compiler_parameters_are_copied_at_every_call(fake, monkeypatch):
-    monkeypatch.setattr("kagent_core.execute.agent.make_memory_watch", lambda cache_dir: None)
+    monkeypatch.setattr("kagent_core.execute.agent.memory_watch", lambda cache_dir: None)
     model, x = Layer(), torch.randn(5, 4)
     function = compiled(model, **CHECKED)
     for change in (written_through_data, in_place):
@@ -434,8 +434,15 @@ def test_memory_of_parameters_that_are_gone_is_used_again(fake):
     assert fake.runtime.live <= live + 2
 
 
+class Scaled(Layer):
+    """What it multiplies with depends on parameters only."""
+
+    def forward(self, x):
+        return torch.mm(x, self.weight * self.scale)
+
+
 def test_what_is_computed_from_parameters_is_copied_once(fake):
-    model, x = Layer(), torch.randn(5, 4)
+    model, x = Scaled(), torch.randn(5, 4)
     function = compiled(model, **FOLDED)
 
     def call():

@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+import kagent_core
 import kagent_core.inference
-from kagent_core import kernel, load_config
+from kagent_core import hookimpl, kernel, load_config
+from kagent_core.config import Config
 from kagent_core.folded import RESTLESS, FoldedGraph
+from kagent_core.registry import KernelRegistry
+from kagent_core.specs import DeviceInfo, KernelDescriptor
+from kagent_core.testing import FakeDevice
 from kagent_core.testing.compare import assert_as_exact, assert_same
 from kagent_core.watch.memory import make_memory_watch
 from kagent_core.watch.pages import page_watcher
@@ -281,6 +286,48 @@ def test_a_kernel_of_the_users_is_not_rewritten_away() -> None:
     finally:
         my_gelu.unregister()
     assert called
+
+
+@torch.no_grad()
+def test_a_kernel_of_the_devices_own_is_not_rewritten_away() -> None:
+    """A device that has kernels for what was captured need not have one for what that could become."""
+
+    class Only(FakeDevice):
+        @hookimpl
+        def kagent_kernel_registry(self, info: DeviceInfo, config: Config) -> KernelRegistry | None:
+            if info.device.type != "fake":
+                return None
+            registry = KernelRegistry("fake")
+            registry.add(KernelDescriptor("aten::mm", "mm", lambda x, y, out: torch.mm(x, y, out=out)))
+            registry.add(KernelDescriptor("aten::mul.Tensor", "mul", lambda x, y, out: torch.mul(x, y, out=out)))
+            return registry
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(4, 6, bias=False), nn.Parameter(torch.randn(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.scale
+
+    model, x = Scaled(), torch.randn(3, 4)
+    with kagent_core.use_plugin(Only()):
+        got = torch.compile(model, backend="kagent", options={"device": "fake:0", "missing_kernel": "error"})(x)
+    assert_same(got, model(x), "scaled")
+
+
+@torch.no_grad()
+def test_graphs_with_symbolic_sizes_are_folded_and_packed(folded: list[FoldedGraph]) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.Flatten(2), nn.Linear(49, 5)
+    ).eval()
+    run = torch.compile(model, backend="kagent", options={"device": "cpu"}, dynamic=True)
+    for batch in (2, 5, 3):
+        x = torch.randn(batch, 3, 9, 9)
+        assert_as_exact(run(x), model(x), copy.deepcopy(model).double()(x.double()), 2, f"batch {batch}")
+    (graph,) = folded
+    targets = {str(node.target) for node in graph._parts.main.graph.nodes}
+    assert {"mkldnn._convolution_pointwise.default", "mkldnn._linear_pointwise.default"} <= targets
 
 
 @torch.no_grad()

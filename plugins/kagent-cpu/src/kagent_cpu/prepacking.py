@@ -1,7 +1,7 @@
 """Products and convolutions with constant weights run in oneDNN, with weights that were packed for it once.
 
-On processors with AVX-512 that are not Intel's, a float32 product took half the time of ``aten::addmm``, which MKL
-computes (``kagent bench models`` shows whole models). Convolutions give and take channels-last tensors, so that
+On an AMD processor with AVX-512, a float32 product took half the time of ``aten::addmm``, which MKL computes; others
+were not tried (``kagent bench models`` shows whole models). Convolutions give and take channels-last tensors, so that
 neighbours need no conversion.
 """
 
@@ -37,8 +37,8 @@ def _is_packable_convolution(graph: InferenceGraph, node: Node) -> bool:
     _, weight, bias, *_, transposed, _, _ = node.args
     fake = graph.fake(node)
     constant = graph.is_constant(weight) and graph.is_constant(bias) and not graph.is_constant(node)
-    known = fake.dim() == 4 and fake.dtype is torch.float32 and not transposed and _is_sized(fake)
-    return constant and known and graph.is_free(node)
+    known = fake.dim() == 4 and fake.dtype is torch.float32 and not transposed
+    return constant and known and not _is_empty(fake) and graph.is_free(node)
 
 
 def _pack_convolution(graph: InferenceGraph, node: Node) -> None:
@@ -47,7 +47,7 @@ def _pack_convolution(graph: InferenceGraph, node: Node) -> None:
     activation = activation_after(graph, node)
     with graph.before(node):
         packed = graph.prepared(
-            _packed_convolution_weight, weight, *geometry, list(graph.fake(source).shape), like=graph.fake(weight)
+            _packed_convolution_weight, weight, *geometry, _known_sizes(graph.fake(source)), like=graph.fake(weight)
         )
         arguments = activation.arguments if activation is not None else ("none", [], "")
         made = graph.call(torch.ops.mkldnn._convolution_pointwise.default, source, packed, bias, *geometry, *arguments)
@@ -55,7 +55,12 @@ def _pack_convolution(graph: InferenceGraph, node: Node) -> None:
 
 
 def _packed_convolution_weight(
-    weight: torch.Tensor, padding: list[int], stride: list[int], dilation: list[int], groups: int, size: list[int]
+    weight: torch.Tensor,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    size: list[int] | None,
 ) -> torch.Tensor:
     return torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, size)  # type: ignore[no-any-return]
 
@@ -68,19 +73,19 @@ def _is_packable_product(graph: InferenceGraph, node: Node) -> bool:
         bias = node.args[0]
         if not graph.is_constant(bias) or graph.fake(bias).shape != fake.shape[1:]:
             return False
-    rows = fake.shape[0]
     # a single row reads each weight once, in whatever order it lies
-    return fake.dtype is torch.float32 and _is_sized(fake, graph.fake(weight)) and rows > 1
+    one_row = (_known_sizes(fake) or [0])[0] == 1
+    return fake.dtype is torch.float32 and not _is_empty(fake) and not _is_empty(graph.fake(weight)) and not one_row
 
 
 def _pack_product(graph: InferenceGraph, node: Node) -> None:
     bias = node.args[0] if node.target is aten.addmm.default else None
     source, weight = node.args[-2:]
-    rows = graph.fake(node).shape[0]
+    sizes = _known_sizes(graph.fake(node))
     result = _seen_as(graph, node)
     activation = activation_after(graph, result)
     with graph.before(node):
-        packed = graph.prepared(_packed_product_weight, weight, rows, like=graph.fake(weight).t())
+        packed = graph.prepared(_packed_product_weight, weight, sizes and sizes[0], like=graph.fake(weight).t())
         arguments = activation.arguments if activation is not None else ("none", [], "")
         made = graph.call(torch.ops.mkldnn._linear_pointwise.default, source, packed, bias, *arguments)
     graph.replace(node, made)
@@ -94,11 +99,17 @@ def _seen_as(graph: InferenceGraph, node: Node) -> Node:
     return user if user is not None and user.target in _VIEWS else node
 
 
-def _packed_product_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
+def _packed_product_weight(weight: torch.Tensor, rows: int | None) -> torch.Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.t().contiguous(), rows)  # type: ignore[no-any-return]
 
 
-def _is_sized(*fakes: torch.Tensor) -> bool:
-    """Whether sizes are numbers rather than symbols, and none of them 0."""
-    sizes: list[object] = [size for fake in fakes for size in fake.shape]
-    return all(isinstance(size, int) and size > 0 for size in sizes)
+def _known_sizes(fake: torch.Tensor) -> list[int] | None:
+    """Return a tensor's sizes; None where some are symbols, for which oneDNN packs as for any."""
+    sizes: list[object] = list(fake.shape)
+    return [size for size in sizes if isinstance(size, int)] if all(isinstance(s, int) for s in sizes) else None
+
+
+def _is_empty(fake: torch.Tensor) -> bool:
+    """Whether a size is 0; symbols stand for sizes of at least 2."""
+    sizes: list[object] = list(fake.shape)
+    return any(isinstance(size, int) and size == 0 for size in sizes)
