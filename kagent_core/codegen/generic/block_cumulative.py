@@ -138,8 +138,11 @@ class _Cumulative:
         write_merge(k, self._named(runs), self.running.merge, self.carried, before)
         if self.running.regular is not None:
             k.shared("i32", "irregular", k.threads)
-            k.add(f"const i32 carries = {self.running.regular(self.carried[0])};")
-            k.add(f"i32 regular = {self.running.regular(before[0])};")
+            # what is carried absorbs the rest only where it is 0, infinite or NaN, and then only what stays in range
+            carried = self.carried[0]
+            k.add(f"const i32 carries = {carried} != 0 && {carried} - {carried} == 0;")
+            whole = self.running.regular(f"{self.names[0]}_all")
+            k.add(f"i32 regular = {self.running.regular(before[0])} && {whole};")
         with k.block("for (i32 u = own; u < end; u++)"):
             self._take(runs)
             k.add(*(f"{staged}[u] = {run};" for staged, run in zip(self.staged, runs, strict=True)))

@@ -205,9 +205,9 @@ class Placing:
 
     def _write_held(self, k: KernelBuilder) -> None:
         """Join elements in variables, for what the result's memory cannot hold: wider sums, counts."""
-        width = power_above(min(self.column_count, HELD))
-        cells = min(max(power_above(self.row_count * width * self.outer_count // PIECES), HELD), MOST_HELD)
-        height, kind = cells // width, k.compute_type(self.dtype)
+        kind = k.compute_type(self.dtype)
+        width, cells = self._held(k, int(kind.lstrip("biuf")) // 8 + 4 * self.counts)
+        height = cells // width
         chunks, strips = max(-(-self.row_count // height), 1), -(-self.column_count // width)
         index = k.index_type
         k.fits(self.row_count, self.count, self.column_count)
@@ -229,6 +229,16 @@ class Placing:
                     k.add(f"const {kind} before = held[cell], source = {self.value('s')};")
                     k.add(f"held[cell] = {self.joined(k)};", *(["sources[cell]++;"] * self.counts))
             self._cells(k, width, None)
+
+    def _held(self, k: KernelBuilder, each: int) -> tuple[int, int]:
+        """Return the columns and the elements, of so many bytes each, that a work-item holds at once."""
+        # half of a work-item's own memory: the rest is the compiler's
+        room = max(k.language.item_nbytes // 2 // each, 1)
+        room = 1 << room.bit_length() - 1
+        width = min(power_above(min(self.column_count, HELD)), room)
+        wanted = min(max(power_above(self.row_count * width * self.outer_count // PIECES), HELD), MOST_HELD, room)
+        # no more than there is to hold
+        return width, max(min(wanted, power_above(self.row_count) * width), width)
 
     def _cells(self, k: KernelBuilder, width: int, lines: Sequence[str] | None) -> None:
         """Write lines, or what stores, for each element that is held."""

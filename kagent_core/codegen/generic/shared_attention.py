@@ -127,7 +127,8 @@ def tile_of(
     """
     assert k.work_groups is not None
     most, (size, depth) = k.work_groups.threads, sizes
-    tall = min(k.tiles.thread_rows or CHUNK, queries)
+    # no more than there are keys: as many threads as queries at least, for each query needs one
+    tall = min(k.tiles.thread_rows or CHUNK, queries, keys)
     while True:
         down = queries // tall
         across = min(max(most // down, 1), WIDEST, keys)

@@ -26,7 +26,7 @@ HALVES = (torch.float16, torch.bfloat16)
 NAN, INFINITY = float("nan"), float("inf")
 
 
-@pytest.fixture(params=[pytest.param(32, marks=pytest.mark.nightly), pytest.param(64, marks=pytest.mark.slow), 256])
+@pytest.fixture(params=[pytest.param(32, marks=pytest.mark.nightly), pytest.param(64, marks=pytest.mark.nightly), 256])
 def threads(request: pytest.FixtureRequest, device: str) -> Iterator[str]:
     """Name of a device with so many threads in a block."""
     with gpu_like(WorkGroups(threads=request.param)) as name:
@@ -152,6 +152,24 @@ def test_running_values_of_rows_of_every_length(threads: str, name: str) -> None
         check(threads, f"aten::{name}", some("plain", 3, length), 1)
     check(threads, f"aten::{name}", some("special", 4, 700), 1)
     check(threads, f"aten::{name}", some("ties", 700, 3), 0)
+
+
+@pytest.mark.parametrize(
+    ("carried", "at", "value", "then"),
+    [
+        (0.0, (1022, 1023), 1e200, 1e200),  # what is carried absorbs the rest, which is infinite by itself
+        (INFINITY, (1022, 1023), 1e-200, 1e-200),
+        (1e301, (1100, 1140), 1e10, 1e-20),  # leaves the range and comes back
+        (1e-310, (1100, 1140), 1e-20, 1e20),
+        (NAN, (1100, 1140), 1e10, 1e-20),
+    ],
+)
+def test_products_of_extreme_numbers(gpu: str, carried: float, at: tuple[int, int], value: float, then: float) -> None:
+    x = torch.ones(2048, dtype=torch.float64)
+    x[3], x[at[0]], x[at[1]] = carried, value, then
+    check(gpu, "aten::cumprod", x, 0)
+    (made,) = run(gpu, "aten::cumprod", x, 0)
+    assert torch.equal(made == 0, x.cumprod(0) == 0), "so small a number is close to 0, and is not 0"
 
 
 @pytest.mark.nightly
@@ -360,3 +378,10 @@ def test_samples_of_the_operator_database(gpu: str, signature: str) -> None:
             if signature in ("aten::sort", "aten::topk"):  # of equal ones, any may come first
                 made, wanted = made[0], wanted[0]
             torch.testing.assert_close(made, wanted, equal_nan=True, msg=lambda text, v=variant: f"{v}\n{text}")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_many_short_rows_are_held_in_as_little_memory_as_they_have(device: str, reduce: str) -> None:
+    """A work-item of a CPU holds one of them; more would be more than its thread's stack."""
+    x, index, source = torch.randn(20_000, 32).half(), torch.randint(0, 32, (20_000, 4)), torch.randn(20_000, 4).half()
+    check(device, "aten::scatter_reduce.two", x, 1, index, source, reduce, include_self=True)

@@ -318,7 +318,13 @@ def test_any_tile_sizes_give_the_same_result(threads: str, tiles: dict[str, int]
 
 
 @pytest.mark.parametrize(
-    "tiles", [{"block_rows": 8, "block_columns": 16}, {"block_rows": 64, "thread_rows": 8, "block_depth": 4}]
+    "tiles",
+    [
+        {"block_rows": 8, "block_columns": 16},
+        {"block_rows": 64, "thread_rows": 8, "block_depth": 4},
+        {"block_columns": 1},
+        {"block_columns": 2},
+    ],
 )
 def test_any_tile_sizes_give_the_same_attention(threads: str, tiles: dict[str, int]) -> None:
     with kagent_core.force_launch_config(ATTENTION, LaunchConfig(tiles=tiles)):
