@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,13 +20,10 @@ from kagent_core.bench.device_tasks import longest_tasks
 from kagent_core.bench.figures import describe_machine
 from kagent_core.bench.fused import chosen
 from kagent_core.bench.peers import NotMeasuredError, Peer, peer_named
-from kagent_core.bench.timing import time_calls
+from kagent_core.bench.timing import calls_per_round, time_calls
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.session import session_for
-
-ROUND_MS = 5.0
-"""Milliseconds that eager PyTorch shall take in a round."""
 
 MOST_CALLS = 100
 
@@ -139,7 +135,7 @@ def _measure(device: str, row: Row, peers: Sequence[Peer], rounds: int, tasks: i
             continue
         _check(row, peer.name, result, expected)
         contenders[peer.name] = call
-    per_call = time_calls(contenders, _calls(contenders[EAGER]), rounds, settle=1)
+    per_call = time_calls(contenders, calls_per_round(contenders[EAGER], MOST_CALLS), rounds, settle=1)
     shown = longest_tasks(function, args, device, tasks) if tasks else ()
     _forget(session)
     return RowFigures(row, per_call, first_call_ms, fallbacks, unavailable, shown)
@@ -155,15 +151,6 @@ def _forget(session: Any) -> None:
     torch._dynamo.reset()
     gc.collect()
     session.close_abandoned()
-
-
-def _calls(eager: Call) -> int:
-    """Return how often to call each contender in a round."""
-    eager()
-    started = time.perf_counter()
-    eager()
-    elapsed_ms = (time.perf_counter() - started) * 1e3
-    return max(1, min(MOST_CALLS, math.ceil(ROUND_MS / elapsed_ms)))
 
 
 def _check(row: Row, contender: str, result: torch.Tensor, expected: torch.Tensor) -> None:

@@ -23,16 +23,14 @@ def print_device(console: Console, figures: DeviceFigures) -> None:
     table = make_table(
         "ms per call",
         *(f"{name}>" for name in figures.contenders),
-        *(f"over\n{name}>" for name in peers),
-        "GFLOP/s:\neager>",
-        "\nkagent>",
+        *(f"over\n{name.partition(':')[0]}>" for name in peers),
+        "GFLOP/s\nkagent>",
         "fall-\nbacks>",
     )
     for row in figures.rows:
         times = (_milliseconds(row.per_call.get(name)) for name in figures.contenders)
         ratios = (format_ratio(row.ratio(name)) for name in peers)
-        speeds = (_speed(row.gflops(name)) for name in ("eager", KAGENT))
-        table.add_row(row.row.name, *times, *ratios, *speeds, str(row.fallbacks))
+        table.add_row(row.row.name, *times, *ratios, _speed(row.gflops(KAGENT)), str(row.fallbacks))
     console.print()
     console.print(table)
     print_remark(

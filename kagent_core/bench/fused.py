@@ -25,13 +25,10 @@ from kagent_core.bench.functions import bind, own_function, reason_for
 from kagent_core.bench.fused_figures import FusedFigures, RowFigures
 from kagent_core.bench.fused_tables import print_fused
 from kagent_core.bench.memory import CallMemory, measure_memory
-from kagent_core.bench.timing import one_thread, time_calls
+from kagent_core.bench.timing import calls_per_round, one_thread, time_calls
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError, nearest
 from kagent_core.session import Session, session_for
-
-ROUND_MS = 5.0
-"""Milliseconds that eager PyTorch shall take in a round: small tensors are computed on many times in it."""
 
 MOST_CALLS = 500
 
@@ -119,7 +116,7 @@ def _measure(chain: Chain, size: str, rounds: int) -> RowFigures:
             if elapsed_ms is not None:
                 first_call_ms[name], contenders[name] = elapsed_ms, call
         _check(f"{chain.name} {size}", chain, args, contenders)
-        per_call = time_calls(contenders, _calls(contenders["eager"]), rounds)
+        per_call = time_calls(contenders, calls_per_round(contenders["eager"], MOST_CALLS), rounds)
         memory = compilers.memory(list(contenders), chain, args)
     dtype = str(chain.dtype).removeprefix("torch.")
     return RowFigures(chain.name, size, shape, dtype, per_call, first_call_ms, memory, unavailable)
@@ -177,15 +174,6 @@ def _try(name: str, call: Call, unavailable: dict[str, str]) -> float | None:
         unavailable[name] = reason_for(error)
         return None
     return (time.perf_counter() - started) * 1e3
-
-
-def _calls(eager: Call) -> int:
-    """Return how often to call each contender in a round."""
-    eager()
-    started = time.perf_counter()
-    eager()
-    elapsed_ms = (time.perf_counter() - started) * 1e3
-    return max(1, min(MOST_CALLS, math.ceil(ROUND_MS / elapsed_ms)))
 
 
 def _check(row: str, chain: Chain, args: tuple[torch.Tensor, ...], contenders: dict[str, Call]) -> None:

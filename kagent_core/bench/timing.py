@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+
+ROUND_MS = 5.0
+"""Milliseconds that eager PyTorch shall take in a round: small tensors are computed on many times in it."""
 
 PLAN_ROUNDS = 10
 CALL_ROUNDS = 50
@@ -104,3 +108,20 @@ def time_calls(
                     elapsed[name].append((time.perf_counter() - started) * 1e6 / calls)
             on_round()
     return {name: Timing.of(times) for name, times in elapsed.items()}
+
+
+def calls_per_round(call: Callable[[], object], most: int) -> int:
+    """Return how often to call each contender in a round for `call` to take about `ROUND_MS`.
+
+    Parameters
+    ----------
+    call
+        The contender that sets the length: eager PyTorch. It is called twice.
+    most
+        Never more than that.
+    """
+    call()
+    started = time.perf_counter()
+    call()
+    elapsed_ms = (time.perf_counter() - started) * 1e3
+    return max(1, min(most, math.ceil(ROUND_MS / elapsed_ms)))

@@ -30,7 +30,11 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("device", "level"), CASES)
+@pytest.mark.parametrize(
+    ("device", "level"),
+    # a minute, of which the random programs across a device and the fallback are the best part and have their own test
+    [pytest.param(*case, marks=pytest.mark.nightly if case == ("fake", 1) else ()) for case in CASES],
+)
 def test_nothing_fails_but_what_is_listed(device: str, level: int) -> None:
     report = run_conformance(device, [level])
     assert report.passed, "\n".join(f"{finding.case.key}: {finding.detail}" for finding in report.failures)

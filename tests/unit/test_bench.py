@@ -20,7 +20,7 @@ from kagent_core.bench.figures import Figures
 from kagent_core.bench.functions import FunctionFigures, measure_functions, own_function
 from kagent_core.bench.graphs import mixed_graph, mixed_inputs
 from kagent_core.bench.replay import CASES, ReplayFigures
-from kagent_core.bench.timing import Timing, no_collection, one_thread, time_calls
+from kagent_core.bench.timing import Timing, calls_per_round, no_collection, one_thread, time_calls
 from kagent_core.cli.output import make_console
 from kagent_core.config import Config
 from kagent_core.errors import KagentError
@@ -50,6 +50,11 @@ def test_contenders_take_turns_and_warming_up_does_not_count() -> None:
     assert "".join(called) == "aaabbb" * 3
     assert finished == [6, 12, 18]
     assert timings["a"].median < 10_000
+
+
+def test_small_tensors_are_computed_on_many_times_in_a_round() -> None:
+    assert calls_per_round(lambda: None, most=50) == 50
+    assert calls_per_round(lambda: time.sleep(0.01), most=50) == 1
 
 
 def test_a_round_counts_as_the_mean_of_its_calls() -> None:

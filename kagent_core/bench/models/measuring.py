@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,10 @@ from kagent_core.bench.models.starts import StartError, measure_starts
 from kagent_core.bench.models.where import ReportCost, Where, measure_where
 from kagent_core.bench.models.worker import Start
 from kagent_core.bench.models.zoo import ZooModel
-from kagent_core.bench.timing import Timing, time_calls
+from kagent_core.bench.timing import Timing, calls_per_round, time_calls
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.session import session_for
-
-ROUND_MS = 5.0
-"""Milliseconds that eager PyTorch shall take in a round."""
 
 MOST_CALLS = 100
 
@@ -162,7 +158,7 @@ class _Measured:
     def time(self) -> dict[str, Timing]:
         """Time the calls in turn; the one before each is not timed, so that its weights are in the caches."""
         eager = self._calls[EAGER]
-        return time_calls(self._calls, _repeats(eager), self._plan.rounds, settle=1)
+        return time_calls(self._calls, calls_per_round(eager, MOST_CALLS), self._plan.rounds, settle=1)
 
     def where(self) -> Where | None:
         """Measure where kagent's time goes, if it is to be known."""
@@ -199,15 +195,6 @@ def difference_of(results: Sequence[Tensor], expected: Sequence[Tensor]) -> tupl
             absolute = max(absolute, float(differences.nan_to_num(math.inf).max()))
             largest = max(largest, float(other[finite].abs().max()))
     return absolute, absolute / largest if largest else absolute
-
-
-def _repeats(eager: Call) -> int:
-    """Return how often to call each contender in a round."""
-    eager()
-    started = time.perf_counter()
-    eager()
-    elapsed_ms = (time.perf_counter() - started) * 1e3
-    return max(1, min(MOST_CALLS, math.ceil(ROUND_MS / elapsed_ms)))
 
 
 def _forget() -> None:

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 import kagent_core
-from kagent_core.config import load_config
-from kagent_core.session import session_for
 from kagent_opencl.language import OpenClLanguage
 from kagent_opencl.platforms import list_devices
 
+from .comparing import Function, check, run
+
 aten = torch.ops.aten
-Function = Callable[..., Any]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 88.0, -104.0, 1e-30, -3e38)
-
-
-def run(device: str, function: Function, *args: Any) -> list[torch.Tensor]:
-    """Return what a function gives on the device, where nothing of it may run elsewhere."""
-    session = session_for(load_config({"device": device}))
-    torch._dynamo.reset()
-    session.reports.clear()
-    with torch.no_grad():
-        made = torch.compile(function, backend="kagent", options={"device": device}, dynamic=False)(*args)
-    assert [fall.signature for report in session.reports for fall in report.fallbacks] == []
-    return list(made) if isinstance(made, tuple) else [made]
-
-
-def check(device: str, function: Function, *args: Any) -> None:
-    """Compare with eager PyTorch."""
-    wanted = function(*args)
-    for got, want in zip(run(device, function, *args), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        torch.testing.assert_close(got, want, equal_nan=True)
 
 
 def check_sums(device: str, function: Function, *args: torch.Tensor) -> None:

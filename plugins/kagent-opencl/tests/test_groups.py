@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import kagent_core
 from kagent_core.codegen.groups import WorkGroups
-from kagent_core.config import load_config
-from kagent_core.session import session_for
 from kagent_core.testing.conformance.case import Target
 from kagent_core.testing.conformance.models import check_model, inference
-from kagent_core.testing.operator_samples import operator_calls, variants
 
 from .architectures import architecture
+from .comparing import Function, check, check_samples, run
 from .gpu_like import FUNCTIONS, SHUFFLES, UNKNOWN_SHUFFLES, gpu_like
 
 aten = torch.ops.aten
-Function = Callable[..., Any]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 NAN, INFINITY = float("nan"), float("inf")
@@ -50,24 +46,6 @@ def shared_by_64(device: str) -> Iterator[str]:
     """Name of a device whose blocks of 64 threads share rows."""
     with gpu_like(GROUPS["64 threads"]) as name:
         yield name
-
-
-def run(device: str, function: Function, *args: Any) -> list[torch.Tensor]:
-    """Return what a function gives on the device, where nothing of it may run elsewhere."""
-    session = session_for(load_config({"device": device}))
-    torch._dynamo.reset()
-    session.reports.clear()
-    with torch.no_grad():
-        made = torch.compile(function, backend="kagent", options={"device": device}, dynamic=False)(*args)
-    assert [fall.signature for report in session.reports for fall in report.fallbacks] == []
-    return list(made) if isinstance(made, tuple) else [made]
-
-
-def check(device: str, function: Function, *args: Any) -> None:
-    """Compare with eager PyTorch."""
-    wanted = function(*args)
-    for got, want in zip(run(device, function, *args), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        torch.testing.assert_close(got, want, equal_nan=True)
 
 
 def each(function: Function, *given: Any) -> tuple[torch.Tensor, ...]:
@@ -322,18 +300,7 @@ def test_samples_of_the_operators(shared_by_64: str, name: str) -> None:
     signature = f"aten::{name}"
     # of float16, eager's own log_softmax is far off; the half types are in `test_floats_of_every_type`
     dtypes = (torch.float32, torch.int64, torch.bool)
-    calls = operator_calls(signature, dtypes, samples=4)
-    assert calls
-    for call in calls:
-        for variant in itertools.islice(variants(call), 5):
-            args, kwargs = variant.copied()
-            try:
-                wanted = variant.overload(*args, **kwargs)
-            except (RuntimeError, IndexError):
-                continue
-            args, kwargs = variant.copied()
-            made = kagent_core.run_op(signature, *args, device=shared_by_64, **kwargs)
-            torch.testing.assert_close(made, wanted, equal_nan=True, msg=lambda text, v=variant: f"{v}\n{text}")
+    check_samples(shared_by_64, signature, dtypes, samples=4)
 
 
 @pytest.mark.nightly
