@@ -26,8 +26,12 @@ from kagent_core.testing.conformance.database import (
 )
 from kagent_core.testing.conformance.families import FAMILIES, OTHER, family_of, listed_names
 from kagent_core.testing.conformance.literals import UnspellableError, literal, wrapped
+from kagent_core.testing.conformance.opened import registered
 from kagent_core.testing.conformance.operators import CALLS, Trial, check_trial, operator_case, trials
+from kagent_core.testing.conformance.overloads import FAMILY as CALLED_ITSELF
+from kagent_core.testing.conformance.overloads import overload_cases
 from kagent_core.testing.conformance.running import SHARED, UNPLANNED, OnDevice, assert_right, widened
+from kagent_core.testing.core_calls import core_calls
 
 from .scripts import run_alone, run_here
 
@@ -71,20 +75,22 @@ def test_families_name_each_operator_once_and_no_others() -> None:
     assert {family_of(name) for name in listed_names()} | {OTHER} == set(FAMILIES)
 
 
-def test_there_is_a_case_for_each_entry() -> None:
+def test_there_is_a_case_for_each_entry_and_each_core_overload() -> None:
     cases = operators.cases(CPU)
     names = [case.name for case in cases]
-    assert len(names) == len(set(names)) == len(database_entries()) > len(database_entries(torch.float32))
-    assert set(names) >= {"add", "div.floor_rounding", "bitwise_and", *EXCEPTIONS, *NOT_CAPTURED}
+    assert len(names) == len(set(names)) == len(database_entries()) + len(core_calls())
+    assert len(database_entries()) > len(database_entries(torch.float32))
+    assert set(names) >= {"add", "div.floor_rounding", "bitwise_and", *EXCEPTIONS, *NOT_CAPTURED, "aten::mm"}
     assert {case.level for case in cases} == {2}
-    assert {case.family for case in cases} <= set(FAMILIES) - {OTHER}
+    assert {case.family for case in cases} <= {*FAMILIES, CALLED_ITSELF} - {OTHER}
     assert [case.key for case in operators.cases(Target("cpu", full=True))] == [case.key for case in cases]
 
 
 def test_a_missing_package_of_the_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
     monkeypatch.delattr("torch.testing._internal.common_methods_invocations", raising=False)
-    (case,) = operators.cases(CPU)
+    case, *others = operators.cases(CPU)
+    assert {other.family for other in others} == {CALLED_ITSELF}
     with pytest.raises(CannotRunError, match=r"pip install 'kagent-torch\[conformance\]'"):
         case.run(CPU)
 
@@ -458,3 +464,34 @@ def test_wrapping_changes_no_text() -> None:
     plain = f"given = ({', '.join(['1.5'] * 40)})"
     assert max(map(len, wrapped(plain).splitlines())) <= 118 < len(plain)
     assert eval(wrapped(plain).partition("= ")[2]) == (1.5,) * 40
+
+
+# -- core ATen's overloads, called themselves
+
+
+def overload_case(signature: str) -> Case:
+    [case] = [case for case in overload_cases() if case.name == signature]
+    return case
+
+
+@pytest.mark.parametrize("signature", ["aten::mm", "aten::max_pool2d_with_indices", "aten::arange.start_step"])
+def test_a_right_overload_passes_and_so_does_its_script(signature: str) -> None:
+    case = overload_case(signature)
+    assert case.run(CPU).fallbacks == ()
+    run_here(case.script(CPU))
+
+
+def test_an_overload_that_computes_something_else_fails_and_so_does_its_script() -> None:
+    case = overload_case("aten::expm1")
+    with override("aten::expm1", lambda x: x.exp(), device="cpu"):
+        with pytest.raises(MismatchError, match="result of call 0"):
+            case.run(CPU)
+        with pytest.raises(MismatchError, match="aten::expm1"):
+            run_here(case.script(CPU))
+
+
+def test_an_overload_that_a_device_does_not_have_is_a_fallback() -> None:
+    with registered("fake:0"):
+        [(signature, reason)] = overload_case("aten::_cdist_forward").run(FAKE).fallbacks
+    assert signature == "aten::_cdist_forward"
+    assert "fake" in reason

@@ -25,6 +25,7 @@ from kagent_core.testing.conformance.database import (
     samples,
 )
 from kagent_core.testing.conformance.families import OTHER, family_of
+from kagent_core.testing.conformance.overloads import overload_cases
 from kagent_core.testing.conformance.reproduction import operator_script
 from kagent_core.testing.conformance.running import OnDevice, assert_right, quiet, widened
 
@@ -66,11 +67,15 @@ class Trial:
 
 
 def cases(target: Target) -> list[Case]:
-    """Return a case for each entry of torch's operator database; where that is missing, one that cannot run."""
+    """Return a case for each entry of torch's operator database, and for each of core ATen's overloads.
+
+    Where the database is missing, a case that cannot run says so.
+    """
     try:
-        return [operator_case(entry) for entry in database_entries()]
+        entries = [operator_case(entry) for entry in database_entries()]
     except CannotRunError as error:
-        return [Case(LEVEL, DATABASE, OTHER, functools.partial(_cannot_run, error), lambda target: IMPORT)]
+        entries = [Case(LEVEL, DATABASE, OTHER, functools.partial(_cannot_run, error), lambda target: IMPORT)]
+    return [*entries, *overload_cases()]
 
 
 def _cannot_run(error: CannotRunError, target: Target) -> Ran:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import kagent_core
-from kagent_core.capture.schemas import resolve_overload, signature_of
-from kagent_core.codegen.coverage import core_operators
-from kagent_core.testing.compare import assert_same
-from kagent_core.testing.conformance import run_conformance
-from kagent_core.testing.conformance.placements import noted
-from tests.core_calls import as_eager, calls
+from kagent_core.testing.conformance import Outcome, run_conformance
 
 LEAST_NATIVE = 150
 """Core ATen overloads that run on a CUDA device itself."""
@@ -62,16 +56,9 @@ def test_a_part_of_the_kit(device: str, part: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_core_overloads_run_on_the_device(device: str) -> None:
-    native, elsewhere = set(), {}
-    with as_eager(), noted("placements") as placements:
-        for signature, args in calls():
-            placements.clear()
-            got = kagent_core.run_op(signature, *args, device=device)
-            assert_same(got, resolve_overload(signature)(*args), signature, every_stride=False)
-            if placements.elsewhere:
-                elsewhere[signature] = placements.elsewhere
-            else:
-                native.add(signature)
-    assert elsewhere == {}
-    core = {signature_of(overload) for overload in core_operators()}
-    assert len(native & core) >= LEAST_NATIVE, f"{len(native & core)} of {len(core)}"
+    report = run_conformance(device, levels=[2], only="2/aten::*")
+    assert [
+        f"{finding.case.key}: {finding.detail}" for finding in report.findings if finding.outcome is not Outcome.PASSED
+    ] == []
+    native, core = report.core_operators()
+    assert native >= LEAST_NATIVE, f"{native} of {core}"

@@ -11,7 +11,7 @@ import torch
 
 import kagent_core
 from kagent_core.bench.models.zoo import BY_NAME
-from tests.core_calls import as_eager, calls
+from kagent_core.testing.core_calls import core_calls
 
 from .collected import DEVICE_TYPE, Collected, collector, compile_all, plan
 
@@ -48,8 +48,8 @@ def total(result: Any) -> torch.Tensor:
 
 def single_operators() -> None:
     """Plan calls of core ATen's overloads, one by one."""
-    with as_eager():
-        for signature, args in calls():
+    with torch.no_grad():
+        for signature, args in core_calls().items():
             kagent_core.run_op(signature, *args, device=DEVICE_TYPE)
 
 
