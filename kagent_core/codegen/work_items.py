@@ -193,10 +193,11 @@ class WorkItemLanguage(CFamily):
     def open_groups(self, text: Text, axes: Sequence[tuple[str, str, int]]) -> int:
         """Open one loop of a block over its share of the steps, each of which all threads of the block do together.
 
-        It is the same loop for all of them, so that barriers may stand in it.
+        It is the same loop for all of them, so that barriers may stand in it. One step alone is a loop, too: in a
+        condition with barriers, PoCL 3.1 computes something wrong where threads branch otherwise before and after them.
         """
         assert self.groups is not None
-        return self._open_steps(text, axes, self.groups.group, self.groups.group_count)
+        return self._open_steps(text, axes, self.groups.group, self.groups.group_count, always_loop=True)
 
     def fixed_head(self, head: str, threads: int) -> str:
         """Return the head of a kernel whose blocks have a fixed number of threads."""
@@ -209,7 +210,9 @@ class WorkItemLanguage(CFamily):
         assert self.groups is not None
         return f"const i32 {THREAD} = {self.groups.item};"
 
-    def _open_steps(self, text: Text, axes: Sequence[tuple[str, str, int]], first: str, count: str) -> int:
+    def _open_steps(
+        self, text: Text, axes: Sequence[tuple[str, str, int]], first: str, count: str, always_loop: bool = False
+    ) -> int:
         kind = self.index_type
         looped = [(name, size) for name, size, extent in axes if extent != 1]
         if looped:
@@ -226,6 +229,8 @@ class WorkItemLanguage(CFamily):
                 )
                 rest = f"above_{name}"
             text.add(f"const {kind} {looped[0][0]} = ({kind}){rest};")
+        elif always_loop:
+            text.open(f"for (i32 item = {first}; item < 1; item += {count}) {{")
         else:
             text.open(f"if ({first} == 0) {{")
         text.add(*(f"const {kind} {name} = 0;" for name, _, extent in axes if extent == 1))

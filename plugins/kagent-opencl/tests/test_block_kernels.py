@@ -372,3 +372,11 @@ def test_many_short_rows_are_held_in_as_little_memory_as_they_have(device: str, 
     """A work-item of a CPU holds one of them; more would be more than its thread's stack."""
     x, index, source = torch.randn(20_000, 32).half(), torch.randint(0, 32, (20_000, 4)), torch.randn(20_000, 4).half()
     check(device, "aten::scatter_reduce.two", x, 1, index, source, reduce, include_self=True)
+
+
+@pytest.mark.parametrize("columns", [3, 5, 8, 9])
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_one_block_whose_last_threads_have_no_column(gpu: str, rows: int, columns: int) -> None:
+    x, at = torch.randn(rows, columns), torch.tensor([0, rows - 1, rows // 2])
+    check(gpu, "aten::index_put", x, [at], torch.randn(3, columns))
+    check(gpu, "aten::index_add", x, 0, at, torch.randn(3, columns))
