@@ -149,6 +149,8 @@ class Segment:
         By buffer, the spec of the tensor that an environment holds for it in host memory.
     name
         Of the program, for messages.
+    in_place
+        Buffers that are memory of torch's own tensors on the device: an environment holds their `Region`.
     """
 
     device: Device
@@ -159,10 +161,20 @@ class Segment:
     exports: frozenset[int] = frozenset()
     bases: Mapping[int, TensorSpec] = field(default_factory=dict)
     name: str = "program"
+    in_place: frozenset[int] = frozenset()
 
 
 class SealedSegment(ABC):
-    """A segment made ready to run many times. One instance is used by one thread at a time."""
+    """A segment made ready to run many times. One instance is used by one thread at a time.
+
+    Attributes
+    ----------
+    calls_torch
+        Whether it calls PyTorch's operators or Python functions, which then run below autograd and autocast. Optional:
+        by default it may.
+    """
+
+    calls_torch = True
 
     @abstractmethod
     def run(self, environment: Environment) -> None:
@@ -227,7 +239,11 @@ class Recording(ABC):
 
     @abstractmethod
     def update(self, position: int, args: Sequence[Any]) -> None:
-        """Give the launch at `position` other arguments, because memory of one has moved. Nothing is under way."""
+        """Give the launch at `position` other arguments, because memory of one has moved.
+
+        Nothing is under way, but where `Runtime.before_torch` has returned True: then starts may be, which keep the
+        arguments that they had.
+        """
 
     def close(self) -> None:
         """Give back what the recording holds. Optional: by default nothing."""
@@ -356,6 +372,13 @@ class Runtime(ABC):
         """
         return None
 
+    def why_not_recorded(self, kernels: Sequence[KernelDescriptor]) -> str | None:
+        """Return why `record` will decline launches of some kernels, for the plan's report; None where it will not.
+
+        Optional: by default None.
+        """
+        return None
+
     imports_host: bool = False
     """Optional: whether `import_host` is asked before host tensors are copied in. Default: False."""
 
@@ -368,6 +391,38 @@ class Runtime(ABC):
         Optional: used only where `imports_host` is True.
         """
         return None
+
+    torch_device: str | None = None
+    """Optional: the torch device, such as ``cuda:0``, whose tensors lie in this device's memory, and so are used in
+    place and returned. Default: None, and then every tensor is in host memory."""
+
+    def import_tensor(self, address: int, nbytes: int) -> Any:
+        """Return a buffer that *is* memory of a tensor on `torch_device`, from some address on.
+
+        The buffer is freed as any other, which leaves the memory alone. It may have no bytes, and then no address
+        that means anything.
+        Optional: used only where `torch_device` is set.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has the torch device {self.torch_device}, but imports none")
+
+    def after_torch(self) -> bool:
+        """Let what is launched and copied from here on begin after what torch's current stream has been given.
+
+        The current stream is that of the calling thread on `torch_device`. A runtime that cannot tell torch's streams
+        waits for torch itself, and returns False where it cannot do that either: then the core does.
+        Optional: used only where `torch_device` is set. Default: False.
+        """
+        return False
+
+    def before_torch(self) -> bool:
+        """Let what torch's current stream is given from here on begin after everything launched and copied so far.
+
+        Must not wait in the calling thread; a runtime that can only wait returns False, and the core waits by
+        `synchronize`. One that returns True promises more: launches have read their arguments' host memory, and what
+        is allocated, freed, copied and launched from here on comes after them, so that nothing has to be kept.
+        Optional: used only where `torch_device` is set. Default: False.
+        """
+        return False
 
     def seal(self, segment: Segment) -> Callable[[], SealedSegment] | None:
         """Prepare a segment for running again and again; return what makes its instances.
@@ -474,6 +529,18 @@ class GraphOptimizer(ABC):
         graph
             A copy that is the optimizer's to change.
         """
+
+    def why_not_float32_products_in(self, dtype: str) -> str | None:
+        """Return why `optimize` cannot let float32 products be computed in another dtype; None where it can.
+
+        Optional: by default it cannot.
+
+        Parameters
+        ----------
+        dtype
+            What the config's ``float32_products`` asks for.
+        """
+        return f"its plugin has no products in {dtype} for float32 tensors"
 
 
 class LaunchConfigDeriver(ABC):

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from kagent_core.extract.context import ExtractionRequest
 from kagent_core.extract.queue import TaskQueue
 from kagent_core.inspect.logs import get_logger
 from kagent_core.inspect.report import Fallback, PlanReport
-from kagent_core.schedule.placed import PlacedCalls, Transfer
+from kagent_core.schedule.placed import PlacedCalls, PlacedProgram, Transfer
 from kagent_core.specs import Program
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def build_plan(
         if isinstance(step, Transfer):
             steps.append(step)
             continue
-        planned = _build_segment(session, placed.program, step, exports[position], placed.bases, first_task)
+        planned = _build_segment(session, placed, step, exports[position], first_task)
         first_task += len(planned.segment.tasks)
         steps.append(planned)
     plan = ExecutionPlan(placed, steps, session.executor_for, constants, args, parameters)
@@ -84,21 +84,34 @@ def build_plan(
             compacted_nbytes=sum(call.outputs[0].range.nbytes for call in inserted),
             arena_nbytes=sum(s.segment.arena_nbytes for s in steps if isinstance(s, PlannedSegment)),
             build_ms=(time.perf_counter() - started) * 1e3,
+            in_place=len(placed.in_place),
+            not_recorded=tuple(_not_recorded(session, steps)),
         )
     )
     return plan
 
 
+def _not_recorded(session: Session, steps: Sequence[PlannedSegment | Transfer]) -> Iterator[str]:
+    """For each segment of several launches that its device declines to start as one, why."""
+    for step in steps:
+        if isinstance(step, PlannedSegment) and len(step.segment.tasks) > 1:
+            kernels = [task.kernel for task in step.segment.tasks]
+            reason = session.open(step.segment.device).runtime.why_not_recorded(kernels)
+            if reason is not None:
+                yield reason
+
+
 def _build_segment(
-    session: Session, program: Program, step: PlacedCalls, exports: frozenset[int], bases: Any, first_task: int
+    session: Session, placed: PlacedProgram, step: PlacedCalls, exports: frozenset[int], first_task: int
 ) -> PlannedSegment:
+    program = placed.program
     executor, opened = session.executor_for(step.device), session.open(step.device)
     queue = TaskQueue()
     request = ExtractionRequest(step.calls, step.device, program.buffers, first_task, program.name, exports)
     suggest = functools.partial(session.suggest, opened.info)
     session.extractor.extract(request, opened, queue, suggest, session.forced_launch_configs)
     queue.close()
-    segment = executor.prepare(queue, program.buffers, exports, bases, program.name)
+    segment = executor.prepare(queue, program.buffers, exports, placed.bases, program.name, placed.in_place)
     return PlannedSegment(segment, executor.seal(segment))
 
 
@@ -191,6 +204,7 @@ def _key(args: Sequence[Any], anchored: frozenset[int], fixed: frozenset[int]) -
             arg.storage_offset() if index in anchored else 0,
             arg.is_conj(),
             arg.is_neg(),
+            arg.device,
         )
         if isinstance(arg, torch.Tensor)
         else (type(arg), arg)

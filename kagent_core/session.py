@@ -79,6 +79,7 @@ class Session:
         self._user_kernels: Sequence[Sequence[UserKernel]] = ()
         self.forced_launch_configs: Mapping[str, ForcedLaunchConfig] = {}
         self._overlaid: dict[Device, OpenDevice] = {}
+        self._profiles = config.profile  # asked for at every call, of which a field of the config is a tenth
 
     @property
     def base(self) -> Session:
@@ -176,7 +177,7 @@ class Session:
     @property
     def watches_every_run(self) -> bool:
         """Whether every run is observed task by task: to be timed, or to have its pointers logged."""
-        return self.config.profile or _execute_log.isEnabledFor(TRACE)
+        return self._profiles or _execute_log.isEnabledFor(TRACE)
 
     def observer(self, first_run: bool) -> Observer | None:
         """Return what watches a run task by task, or None when nothing wants to.

@@ -94,7 +94,7 @@ class SingleOperators:
 
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.is_conj(), leaf.is_neg())
+        return (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.is_conj(), leaf.is_neg(), leaf.device)
     return (type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf)
 
 
@@ -215,6 +215,13 @@ def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs:
     What it returns has a size that only running tells, or it takes or returns what no spec describes.
     """
     signature = signature_of(overload)
+    elsewhere = _torch_device_of((*args, *kwargs.values()))
+    if elsewhere is not None and session.config.missing_kernel != "error":
+        log.warning(
+            "%s runs in eager PyTorch on %s: what it returns is known only when it has run", signature, elsewhere
+        )
+        with torch.no_grad():
+            return overload(*args, **kwargs)
     target = session.open(session.target.device)
     opened = target
     if not target.runtime.host_memory:
@@ -232,6 +239,13 @@ def _run_unplanned(session: Session, overload: Any, args: Sequence[Any], kwargs:
         raise KernelNotFoundError(f"kernel '{kernel.name}' for {signature} cannot be called without planned memory")
     with torch.no_grad():
         return kernel.function(*args, **kwargs)
+
+
+def _torch_device_of(values: Any) -> torch.device | None:
+    """The torch device of the first tensor that is not in host memory, None where all are."""
+    leaves = pytree.tree_leaves(values)
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), None)
 
 
 def _tensors_and_written(
@@ -253,12 +267,18 @@ def _tensors_and_written(
 def run_overload(session: Session, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run one overload in a session: the operator itself, below autograd and autocast.
 
-    A call that writes memory which it also reads through another argument runs in host memory.
+    A call that writes memory which it also reads through another argument runs in host memory; on tensors of a torch
+    device, in eager PyTorch.
     """
     schema = schema_of(overload)
     if schema.writes and not session.open(session.target.device).runtime.host_memory:
         tensors, written = _tensors_and_written(schema, args, kwargs)
         if overlap_with_written(tensors, written) is not None:
+            elsewhere = _torch_device_of(tensors)
+            if elsewhere is not None:
+                log.warning("%s runs in eager PyTorch on %s: its arguments share memory", schema.signature, elsewhere)
+                with torch._C._DisableAutocast(), torch.no_grad():
+                    return overload(*args, **kwargs)
             log.warning("%s runs on the fallback device: its arguments share memory", schema.signature)
             session = session.on_fallback_device()
     with torch._C._DisableAutocast(), torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -178,21 +179,21 @@ class _ProgramBuilder:
             else:
                 spec = input_spec(arg, len(self.buffers), whole)
                 self._check_input(index, node.meta.get("val"), spec)
-            self._add_buffer(spec, BufferKind.INPUT, index)
+            self._add_buffer(spec, BufferKind.INPUT, arg, index)
             self.values[node] = spec
             self.inputs.append(spec)
 
     def _check_input(self, index: int, fake: Any, spec: TensorSpec) -> None:
         """The graph's strides follow from those that it was captured with, so an input must come with them."""
-        device = self.args[index].device
-        if device.type != "cpu":
-            raise CaptureError(
-                f"input {index} of {self.graph.name} is on '{device}', but kagent takes tensors in host memory",
-                hint="move the model and its inputs to the CPU: kagent copies to its device what that needs",
-            )
         if not isinstance(fake, torch.Tensor):
             raise CaptureError(
                 f"input {index} of {self.graph.name} is a tensor, but the graph was captured for {fake!r}"
+            )
+        device = self.args[index].device
+        if device != fake.device:
+            raise CaptureError(
+                f"input {index} of {self.graph.name} came on '{device}', but the graph was captured for {fake.device}",
+                hint="call torch._dynamo.reset() and compile again",
             )
         shape, strides = self.symbols.ints(fake.shape), self.symbols.ints(fake.stride())
         same = shape == spec.shape and dtype_of(fake.dtype) == spec.dtype
@@ -219,12 +220,13 @@ class _ProgramBuilder:
         else:
             self.graph.constants.append(value)
         spec = input_spec(value, len(self.buffers), whole_storage=False)
-        self._add_buffer(spec, BufferKind.CONSTANT, position)
+        self._add_buffer(spec, BufferKind.CONSTANT, value, position)
         self.constants.append(spec)
         return spec
 
-    def _add_buffer(self, spec: TensorSpec, kind: BufferKind, source: int | None = None) -> None:
-        self.buffers.append(BufferSpec(spec.buffer, _end(spec), kind, None, source))
+    def _add_buffer(self, spec: TensorSpec, kind: BufferKind, tensor: torch.Tensor, source: int | None = None) -> None:
+        where = None if tensor.device.type == "cpu" else str(tensor.device)
+        self.buffers.append(BufferSpec(spec.buffer, _end(spec), kind, None, source, where))
 
     # -- calls
 
@@ -306,10 +308,9 @@ class _ProgramBuilder:
         spec = TensorSpec(dtype, shape, strides, offset, buffer, fake.is_conj(), fake.is_neg())
         if buffer == len(self.buffers):
             fresh[storage] = buffer
-            self._add_buffer(spec, BufferKind.INTERMEDIATE)
+            self._add_buffer(spec, BufferKind.INTERMEDIATE, fake)
         elif _end(spec) > self.buffers[buffer].nbytes:
-            old = self.buffers[buffer]
-            self.buffers[buffer] = BufferSpec(old.id, _end(spec), old.kind, old.device, old.source)
+            self.buffers[buffer] = replace(self.buffers[buffer], nbytes=_end(spec))
         return spec
 
     def _alias_offset(
@@ -352,7 +353,7 @@ class _ProgramBuilder:
         for spec in flatten_tensors(tuple(outputs)):
             old = self.buffers[spec.buffer]
             if old.kind is BufferKind.INTERMEDIATE:
-                self.buffers[spec.buffer] = BufferSpec(old.id, old.nbytes, BufferKind.OUTPUT, old.device, old.source)
+                self.buffers[spec.buffer] = replace(old, kind=BufferKind.OUTPUT)
 
 
 def _end(spec: TensorSpec) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,11 @@ class ExecutorAgent:
         exports: frozenset[int],
         bases: Mapping[int, TensorSpec],
         name: str,
+        in_place: Collection[int] = (),
     ) -> Segment:
         """Take every task from a closed queue and return them ordered, with an arena planned for their memory.
+
+        Buffers that are `in_place` have memory of their own, on this device or another.
 
         Raises
         ------
@@ -62,7 +65,9 @@ class ExecutorAgent:
         ordered = in_order(queue)
         runtime = self.opened.runtime
         streams = plan_streams(ordered, {}, runtime.streams).streams if runtime.streams > 1 else ()
-        arena = plan_arena(ordered, buffers, exports, not runtime.host_memory, streams)
+        touched = {span.buffer for task in ordered for span in (*task.reads, *task.writes)}
+        in_place = frozenset(touched.intersection(in_place))
+        arena = plan_arena(ordered, buffers, exports, not runtime.host_memory, streams, in_place)
         log.debug(
             "%s: %d tasks on %s, arena of %d bytes for %d buffers",
             name,
@@ -77,9 +82,10 @@ class ExecutorAgent:
             buffers=tuple(buffers),
             offsets=arena.offsets,
             arena_nbytes=arena.nbytes,
-            exports=exports,
+            exports=exports - in_place,
             bases=bases,
             name=name,
+            in_place=in_place,
         )
 
     def seal(self, segment: Segment) -> Callable[[], SealedSegment]:

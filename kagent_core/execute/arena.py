@@ -26,6 +26,7 @@ def plan_arena(
     exports: Collection[int],
     keep_exports: bool,
     streams: Sequence[int] = (),
+    in_place: Collection[int] = (),
 ) -> ArenaPlan:
     """Give every buffer that a task makes a place in the arena.
 
@@ -47,15 +48,16 @@ def plan_arena(
     streams
         The stream that each task is meant for, by position. What tasks of different streams make shares no bytes, for
         taking turns in them would let one chain of tasks wait for another. By default there is one.
+    in_place
+        Buffers that have memory already.
     """
     first, last = _lifetimes(tasks)
     if keep_exports:
         last.update((buffer, len(tasks)) for buffer in exports)
     made = {spec.buffer for task in tasks for spec in task.results}
     allocated_by_kernel = {spec.buffer for task in tasks if task.kernel.allocates for spec in task.results}
-    planned = [
-        buffer for buffer in made if (keep_exports or buffer not in exports) and buffer not in allocated_by_kernel
-    ]
+    made -= {*allocated_by_kernel, *in_place}
+    planned = [buffer for buffer in made if keep_exports or buffer not in exports]
     offsets: dict[int, int] = {}
     nbytes = 0
     for stream in sorted(set(streams)) or [0]:

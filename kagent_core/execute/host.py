@@ -1,4 +1,4 @@
-"""Host memory: torch tensors as buffers, and views on them by spec."""
+"""Torch tensors as buffers, and views on them by spec."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def view_of(tensor: torch.Tensor, base: TensorSpec, spec: TensorSpec) -> torch.T
         return _as_strided(tensor, spec.shape, spec.strides, offset)  # type: ignore[no-any-return]
     itemsize = spec.dtype.itemsize
     nbytes = tensor.storage_offset() * base.dtype.itemsize - base.storage_offset * base.dtype.itemsize
-    view = torch.empty(0, dtype=torch_dtype(spec.dtype), device="cpu")
+    view = torch.empty(0, dtype=torch_dtype(spec.dtype), device=tensor.device)
     _set(view, tensor.untyped_storage(), nbytes // itemsize + spec.storage_offset, spec.shape, spec.strides)
     if spec.conj:
         view = torch._conj(view)
     return torch._neg_view(view) if spec.neg else view
 
 
-def empty_like_spec(spec: TensorSpec, nbytes: int) -> torch.Tensor:
-    """Return a new tensor with a spec's geometry, whose storage has at least `nbytes` bytes."""
+def empty_like_spec(spec: TensorSpec, nbytes: int, device: str | None = "cpu") -> torch.Tensor:
+    """Return a new tensor with a spec's geometry, whose storage has at least `nbytes` bytes, on a torch device."""
     dtype = torch_dtype(spec.dtype)
     count = -(-max(nbytes, spec.range.end) // spec.dtype.itemsize)
-    flat = torch.empty(count, dtype=dtype, device="cpu")
+    flat = torch.empty(count, dtype=dtype, device=device)
     return _as_strided(flat, spec.shape, spec.strides, spec.storage_offset)  # type: ignore[no-any-return]
 
 
@@ -40,11 +40,11 @@ def host_bytes(tensor: torch.Tensor, base: TensorSpec, nbytes: int) -> memoryvie
     """Return the bytes of a buffer in host memory, from its start. The caller keeps `tensor` alive."""
     if nbytes == 0:
         return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * nbytes).from_address(host_address(tensor, base))).cast("B")
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(address_of(tensor, base))).cast("B")
 
 
-def host_address(tensor: torch.Tensor, base: TensorSpec) -> int:
-    """Return where a buffer in host memory begins."""
+def address_of(tensor: torch.Tensor, base: TensorSpec) -> int:
+    """Return where the buffer that a tensor stands for begins, in the memory of the tensor's device."""
     shift = (int(tensor.storage_offset()) - base.storage_offset) * base.dtype.itemsize
     # of the storage: a tensor without elements has no address of its own
     return int(tensor.untyped_storage().data_ptr()) + shift

@@ -25,6 +25,7 @@ from kagent_core.device import (
 from kagent_core.errors import ExecutionError, KagentError, KernelExecutionError
 from kagent_core.execute.failure import as_eager_fails, kernel_failure, reported_error
 from kagent_core.execute.host import empty_like_spec, host_bytes, view_of
+from kagent_core.execute.in_place import begin_after_torch
 from kagent_core.execute.pool import Block, DeviceMemory
 from kagent_core.execute.replay import Replay
 from kagent_core.execute.reports import Reports
@@ -88,6 +89,7 @@ class LaunchEach(SealedSegment):
         self._segment = segment
         self._lock = memory.lock
         self._load = load or runtime.load
+        self._in_place = bool(segment.in_place)
         self._block: Block | None = None
         self._arena: Any = None
         self._reports: Reports | None = None
@@ -115,8 +117,10 @@ class LaunchEach(SealedSegment):
         self._plan = plan_streams(segment.tasks, segment.offsets, runtime.streams) if runtime.streams > 1 else None
 
     def run(self, environment: Environment) -> None:
-        """Launch every task, then wait for the device."""
+        """Launch every task, then wait for the device, or let torch wait for it where the tensors are torch's."""
         with self._lock:
+            if self._in_place:
+                begin_after_torch(self._runtime)
             self._bind(environment)
             try:
                 if self._replay.start(self._launches):
@@ -130,12 +134,15 @@ class LaunchEach(SealedSegment):
             except BaseException:
                 self._drain()
                 raise
-            self._synchronize()
+            if not (self._in_place and self._before_torch()):
+                self._synchronize()
             self._check_reports(environment)
 
     def run_observed(self, environment: Environment, observer: Observer) -> None:
         """Launch the tasks one at a time, waiting for each, so that each has a time of its own."""
         with self._lock:
+            if self._in_place:
+                begin_after_torch(self._runtime)
             self._bind(environment)
             for launch in self._launches:
                 if launch is not None:
@@ -148,6 +155,8 @@ class LaunchEach(SealedSegment):
                         observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3, error))
                         raise
                     observer(TaskFinished(launch.task, (time.perf_counter() - started) * 1e3))
+            if self._in_place and not self._before_torch():
+                self._synchronize()
 
     def close(self) -> None:
         """Give the arena back."""
@@ -283,6 +292,14 @@ class LaunchEach(SealedSegment):
                 self._runtime.launch_on(stream, launch.kernel, launch.config, launch.args)
         except Exception as error:
             raise kernel_failure(launch.task, error) from error
+
+    def _before_torch(self) -> bool:
+        """Let torch's current stream wait for what was launched; return False where the host has to."""
+        try:
+            return self._runtime.before_torch()
+        except BaseException:
+            self._drain()
+            raise
 
     def _drain(self) -> None:
         """After a failure, let what was launched before finish: it still uses this segment's memory."""

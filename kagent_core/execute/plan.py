@@ -16,6 +16,7 @@ from kagent_core.device import Environment, Observer, SealedSegment, Segment
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.execute.copies import Copy
 from kagent_core.execute.host import view_of
+from kagent_core.execute.in_place import InPlace, tensor_key
 from kagent_core.execute.model_parameters import Uploads
 from kagent_core.execute.pool import DeviceMemory
 from kagent_core.execute.seeds import Seeds
@@ -69,10 +70,13 @@ class ExecutionPlan:
         self.placements = placed.placements
         self.steps = tuple(steps)
         self._bases = placed.bases
+        self._in_place = placed.in_place
         anchored = self.program.anchored
         tensors = [(i, spec) for i, spec in enumerate(self.program.inputs) if isinstance(spec, TensorSpec)]
         checked = [(i, spec) for i, spec in tensors if i not in self.program.fixed]
         self._tensors = [(i, spec.shape, spec.strides, torch_dtype(spec.dtype)) for i, spec in checked]
+        given = [(i, self.program.buffers[spec.buffer].torch_device) for i, spec in checked] if self._in_place else []
+        self._devices = [(i, torch.device(name or "cpu")) for i, name in given]
         self._anchored = [(i, spec.storage_offset) for i, spec in tensors if i in anchored]
         self._numbers = [(i, v) for i, v in enumerate(self.program.inputs) if not isinstance(v, TensorSpec)]
         self._inputs = [(i, spec.buffer) for i, spec in tensors]
@@ -81,6 +85,8 @@ class ExecutionPlan:
         }
         self._given: set[int] = set()
         self._outputs = [self._output(value) for value in self.program.outputs]
+        whole = [buffer for buffer in map(self._returned_as_made, self.program.outputs) if buffer is not None]
+        self._whole = whole if len(whole) == len(self.program.outputs) else None
         self._repeats = [(i, v.index) for i, v in enumerate(self.program.outputs) if isinstance(v, OutputRef)]
         self._idle: list[_Instance] = []
         self._closed = False
@@ -95,18 +101,21 @@ class ExecutionPlan:
     @property
     def in_host_memory(self) -> bool:
         """Whether no device has to be told when the plan is given up."""
-        return not any(isinstance(step, Transfer) for step in self.steps)
+        return not self._in_place and not any(isinstance(step, Transfer) for step in self.steps)
 
     def accepts(self, args: Sequence[Any]) -> bool:
-        """Whether the plan was made for arguments like these: dtypes, shapes, strides and integers."""
+        """Whether the plan was made for arguments like these: dtypes, shapes, strides, torch devices and integers."""
         for index, shape, strides, dtype in self._tensors:
             arg = args[index]
             if arg.shape != shape or arg.stride() != strides or arg.dtype is not dtype:
                 return False
+        for index, device in self._devices:
+            if args[index].device != device:
+                return False
         for index, offset in self._anchored:
             if args[index].storage_offset() != offset:
                 return False
-        return all(args[index] == value for index, value in self._numbers)
+        return not self._numbers or all(args[index] == value for index, value in self._numbers)
 
     def run(self, args: Sequence[Any], observer: Observer | None = None) -> list[Any]:
         """Run the program and return its outputs.
@@ -117,13 +126,17 @@ class ExecutionPlan:
             When a kernel fails. The plan stays usable.
         """
         instance = self._free_instance() or self._instantiate()
-        environment: Environment = dict(self._constants)
+        environment: Environment = self._constants.copy()
         for index, buffer in self._inputs:
             environment[buffer] = args[index]
         try:
-            with _BelowAutograd(), _BelowAutocast():  # capture has written down what both would do
-                instance.run(environment, observer)
-                results = [output(args, environment) for output in self._outputs]
+            if observer is None and self._whole is not None and not instance.calls_torch:
+                instance.run(environment, None)
+                results = [environment[buffer] for buffer in self._whole]
+            else:
+                with _BelowAutograd(), _BelowAutocast():  # capture has written down what both would do
+                    instance.run(environment, observer)
+                    results = [output(args, environment) for output in self._outputs]
             for position, earlier in self._repeats:
                 results[position] = results[earlier]
             return results
@@ -186,20 +199,35 @@ class ExecutionPlan:
         """Return what makes an instance's steps; the uploads of a device's parameters stand where the first would."""
         uploads = self._uploads(executors, args, parameters)
         makers: list[Callable[[], SealedSegment]] = [functools.partial(Seeds, seed) for seed in self.program.seeds]
+        for device in dict.fromkeys(self._in_place.values()):
+            self._register(executors(device))
+            makers.append(self._tensors_of(executors(device)))
         for step in self.steps:
             if isinstance(step, PlannedSegment):
                 makers.append(step.make)
                 continue
             executor, shared = executors(step.device), uploads.get(step.device, [])
-            if executor.memory not in self._memories:
-                self._memories += (executor.memory,)
-                executor.memory.register(self)
+            self._register(executor)
             if step not in shared:
                 is_input = self.program.buffers[step.target].kind is BufferKind.INPUT
-                makers.append(functools.partial(Copy, step, executor, self._bases, is_input))
+                makers.append(functools.partial(Copy, step, executor, self._bases, is_input, self._in_place))
             elif step is shared[0]:
                 makers.append(functools.partial(Uploads, executor.parameters, shared, self._bases))
         return tuple(makers)
+
+    def _register(self, executor: ExecutorAgent) -> None:
+        """Let a device's memory make room by what this plan does not need at the moment."""
+        if executor.memory not in self._memories:
+            self._memories += (executor.memory,)
+            executor.memory.register(self)
+
+    def _tensors_of(self, executor: ExecutorAgent) -> Callable[[], SealedSegment]:
+        """Return what makes the step that finds and makes tensors in a device's memory."""
+        mine = [self.program.buffers[b] for b, device in self._in_place.items() if device == executor.opened.device]
+        theirs = [buffer.kind in (BufferKind.INPUT, BufferKind.CONSTANT) for buffer in mine]
+        given = {b.id: self._bases[b.id] for b, is_given in zip(mine, theirs, strict=True) if is_given}
+        made = {b.id: self._bases[b.id] for b, is_given in zip(mine, theirs, strict=True) if not is_given}
+        return functools.partial(InPlace, executor.memory, given, made, {b.id: b.nbytes for b in mine})
 
     def _uploads(
         self, executors: Callable[[Any], ExecutorAgent], args: Sequence[Any], parameters: Collection[int]
@@ -222,6 +250,13 @@ class ExecutionPlan:
                 uploads.setdefault(step.device, []).append(step)
         return uploads
 
+    def _returned_as_made(self, value: Any) -> int | None:
+        """Return the buffer that is returned as its kernel made it; None where more is to be done."""
+        if not isinstance(value, TensorSpec) or value != self._bases[value.buffer]:
+            return None
+        first = sum(isinstance(v, TensorSpec) and v.buffer == value.buffer for v in self.program.outputs) == 1
+        return value.buffer if first and self.program.buffers[value.buffer].kind is not BufferKind.INPUT else None
+
     def _output(self, value: Any) -> Callable[[Sequence[Any], Environment], Any]:
         if isinstance(value, InputRef):
             index = value.index
@@ -229,11 +264,12 @@ class ExecutionPlan:
         if not isinstance(value, TensorSpec):
             return lambda args, environment: value
         base, buffer = self._bases[value.buffer], value.buffer
+        tensor = tensor_key(buffer) if buffer in self._in_place else buffer
         is_input = self.program.buffers[buffer].kind is BufferKind.INPUT
         if value == base and not is_input and buffer not in self._given:
             self._given.add(buffer)  # once: what else is returned of it is another tensor on the same memory
-            return lambda args, environment: environment[buffer]
-        return lambda args, environment: view_of(environment[buffer], base, value)
+            return lambda args, environment: environment[tensor]
+        return lambda args, environment: view_of(environment[tensor], base, value)
 
 
 def _root(buffer: BufferSpec) -> int:
@@ -251,6 +287,7 @@ class _Instance:
         try:
             for make in makers:
                 self._sealed.append(make())
+            self.calls_torch = any(step.calls_torch for step in self._sealed)
         except BaseException:
             self.close()
             raise

@@ -46,6 +46,10 @@ class PlanReport:
         Memory for intermediates, in bytes, over all devices.
     build_ms
         Time from the captured graph to the plan, in milliseconds.
+    in_place
+        Tensors on a torch device that are used and returned where they lie.
+    not_recorded
+        Why launches are started one by one, where the device would start them as one; one reason for each segment.
     """
 
     program: str
@@ -57,3 +61,5 @@ class PlanReport:
     compacted_nbytes: int
     arena_nbytes: int
     build_ms: float
+    in_place: int = 0
+    not_recorded: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from kagent_core.errors import PluginError
 from kagent_core.hooks import Hooks
 from kagent_core.inspect.logs import get_logger
 from kagent_core.schedule.compaction import Compactor, find_fix, missing_copies
-from kagent_core.schedule.placed import PlacedProgram, TransferPlanner
+from kagent_core.schedule.placed import PlacedProgram, TransferPlanner, check_torch_devices
 from kagent_core.schedule.request import PlacementRequest, Timing
 from kagent_core.schedule.seeding import Seeding
 from kagent_core.specs import Device, DeviceInfo, OpCall, Program
@@ -57,8 +57,13 @@ class SchedulerAgent:
             When the target has no kernel for a call and config says ``missing_kernel = "error"``.
         DeviceError
             When a device that config names cannot be used.
+        CaptureError
+            When a tensor lies in memory that is neither the host's nor the target's.
         """
         opened: dict[Device, OpenDevice] = {target.device: self._open(target)}
+        theirs = opened[target.device].runtime.torch_device
+        torch_devices = {} if theirs is None else {theirs: target.device}
+        check_torch_devices(program, torch_devices, target.device)
         seeding = Seeding(program, self._config)
 
         def named(name: str) -> Device:
@@ -100,7 +105,8 @@ class SchedulerAgent:
         for call, placement in zip(program.calls, placements, strict=True):
             if not opened[placement.device].has_kernel(call):
                 opened[placement.device].kernel_for(call)  # says what is missing
-        placed = TransferPlanner(program, placements, lambda d: opened[d].runtime.host_memory).plan()
+        in_host = {device for device, each in opened.items() if each.runtime.host_memory}
+        placed = TransferPlanner(program, placements, in_host.__contains__, torch_devices).plan()
         _tell_fallbacks(placed, target.device)
         return placed
 

@@ -171,6 +171,8 @@ class BufferSpec:
         Where it lives; None means host memory that the caller or the graph owns.
     source
         Position among the graph's inputs or constants; the mirrored buffer's id for a mirror; else None.
+    torch_device
+        Where the captured graph has the tensors that lie in it, as torch calls it; None for host memory.
     """
 
     id: int
@@ -178,6 +180,7 @@ class BufferSpec:
     kind: BufferKind
     device: Device | None = None
     source: int | None = None
+    torch_device: str | None = None
 
 
 def flatten_tensors(value: Any) -> Iterable[TensorSpec]:

@@ -27,7 +27,7 @@ POISON = 0xA5
 class FakeBuffer:
     """Memory of the fake device."""
 
-    data: bytearray
+    data: bytearray | memoryview
     freed: bool = False
 
 
@@ -312,7 +312,8 @@ def _run_kernel(launch: _Launch) -> None:
             return arg
         start, nbytes = arg.byte_offset, arg.nbytes
         _check(arg.buffer, start, nbytes)
-        held = arg.buffer.data[start : start + nbytes] if arg.access is not Access.OUT else bytearray([POISON]) * nbytes
+        read = arg.access is not Access.OUT
+        held = bytearray(arg.buffer.data[start : start + nbytes]) if read else bytearray([POISON]) * nbytes
         tensor = _tensor_on(held, arg.spec)
         staged.append((arg, bytearray(held), tensor))
         return tensor
@@ -329,7 +330,7 @@ def _run_kernel(launch: _Launch) -> None:
             raise AccessError(f"'{launch.kernel.name}' wrote {arg.spec}, which it declares as input")
 
 
-def _tensor_on(data: bytearray, spec: TensorSpec, start: int = 0) -> torch.Tensor:
+def _tensor_on(data: bytearray | memoryview, spec: TensorSpec, start: int = 0) -> torch.Tensor:
     dtype = torch_dtype(spec.dtype)
     if spec.span == 0:
         return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)

@@ -18,9 +18,12 @@ from typing import Any
 
 import cuda.bindings.nvrtc  # it imports the driver's module, which the simulated one takes the place of
 import pytest
+import torch
 
+from kagent_core.capture.schemas import torch_dtype
 from kagent_core.config import Config
-from kagent_core.specs import Device, DeviceInfo, LaunchConfig
+from kagent_core.specs import Device, DeviceInfo, LaunchConfig, TensorSpec
+from kagent_core.testing.torch_device import TORCH_DEVICE, register_torch_device, torch_device_blocks
 from kagent_cuda import runtime
 from kagent_cuda.compiler import CompiledSource
 from kagent_cuda.devices import emulated_device
@@ -138,6 +141,79 @@ class Graph:
         return self.cuda.kernel_call(node.func, config, node.kernelParams)
 
 
+class TorchBlock(Allocation):
+    """Memory that torch has allocated."""
+
+    _slack = ()
+
+
+class DeviceMemory(Memory):
+    """Memory of the device, in which torch allocates too."""
+
+    def all(self) -> list[Allocation]:
+        return [*super().all(), *self._theirs()]
+
+    def holding(self, address: int) -> Allocation | None:
+        theirs = (block for block in self._theirs() if block.address <= address <= block.end)
+        return next(theirs, None) or super().holding(address)
+
+    def _theirs(self) -> list[Allocation]:
+        return [TorchBlock(*block) for block in torch_device_blocks()] if torch_is_there() else []
+
+
+def torch_is_there() -> bool:
+    return register_torch_device.cache_info().currsize > 0
+
+
+class Torch:
+    """torch's CUDA on the device: each of its streams is one of the driver's.
+
+    Attributes
+    ----------
+    device
+        As torch calls it.
+    stream
+        The current one.
+    """
+
+    device = TORCH_DEVICE
+    alone = True
+
+    def __init__(self, cuda: Cuda) -> None:
+        register_torch_device()
+        self.cuda = cuda
+        self.stream = cuda._create_stream()
+
+    def current_stream(self) -> Stream:
+        return self.stream
+
+    def run_on(self, handle: Stream, work: Callable[[], object]) -> None:
+        self.cuda.calls["torch"] += 1
+        handle.do(work)
+
+    def tensor_at(self, address: int, spec: TensorSpec) -> torch.Tensor:
+        """Return a tensor in host memory: torch's kernels are to run when their turn comes."""
+        if spec.span == 0:
+            return torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype))
+        data = (ctypes.c_ubyte * (spec.span * spec.dtype.itemsize)).from_address(address)
+        return torch.frombuffer(data, dtype=torch_dtype(spec.dtype)).as_strided(spec.shape, spec.strides)
+
+    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like one in host memory, which torch fills when the current stream comes so far."""
+        flat = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0).clone()
+        there = torch.empty_like(flat, device=self.device)
+        # its version counter is where it was: for torch, the tensor has been filled
+        self.stream.do(lambda: ctypes.memmove(there.data_ptr(), flat.data_ptr(), flat.nbytes))
+        return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def read(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Return what tensors hold when the current stream comes so far."""
+        found: list[torch.Tensor] = []
+        self.stream.do(lambda: found.extend(tensor.cpu() for tensor in tensors))
+        self.stream.sync()
+        return found
+
+
 class Cuda:
     """The driver and cuda-core.
 
@@ -152,7 +228,7 @@ class Cuda:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cache_dir: Path, seed: int = 0, graphs: bool = True) -> None:
-        self.memory = Memory(2**32)
+        self.memory = DeviceMemory(2**32)
         self.machine = Machine(cache_dir)
         self.random = random.Random(seed)
         self.streams: list[Stream] = []
@@ -172,6 +248,7 @@ class Cuda:
             properties=SimpleNamespace(max_shared_memory_per_block_optin=232448),
         )
         vars(core).update(Device=lambda index: device, ObjectCode=SimpleNamespace(from_cubin=self._from_cubin))
+        core.Stream = SimpleNamespace(from_handle=lambda handle: handle)  # type: ignore[attr-defined]
         vars(driver).update(self._functions())
         vars(graph).update(GraphDefinition=lambda: Graph(self))
         modules = {"cuda.core": core, "cuda.bindings.driver": driver} | ({"cuda.core.graph": graph} if graphs else {})

@@ -77,7 +77,7 @@ def test_node_parameters_keep_what_they_are_given() -> None:
         (core.Device, ("allocate", "compute_capability", "create_stream", "properties", "set_current")),
         (core.Kernel, ("arguments_info", "handle")),
         (core.ObjectCode, ("from_cubin", "get_kernel")),
-        (core.Stream, ("handle", "record", "sync", "wait")),
+        (core.Stream, ("from_handle", "handle", "record", "sync", "wait")),
         (graph.Graph, ("close", "handle", "launch", "upload")),
         (graph.GraphDefinition, ("handle", "instantiate")),
     ],

@@ -19,7 +19,10 @@ from kagent_core.device import Launch, PointerArg, ScalarArg
 from kagent_core.errors import LaunchConfigError, PackingError
 from kagent_core.prototype import parse_prototype
 from kagent_core.specs import Access, Device, DeviceInfo, DType, KernelDescriptor, LaunchConfig, LocalMemory, TensorSpec
+from kagent_cuda.plugin import CudaPlugin
 from kagent_cuda.runtime import CudaError, CudaRuntime
+from kagent_cuda.streams import Streams
+from kagent_cuda.torch_cuda import torch_cuda
 
 assert cuda.bindings.nvrtc
 
@@ -452,6 +455,49 @@ def test_a_graph_of_launches(fake: FakeCuda, tmp_path: Path) -> None:
     assert graph.closed
 
 
+def test_somebody_elses_stream_is_first_for_a_while(fake: FakeCuda) -> None:
+    streams = Streams(SimpleNamespace(create_stream=fake._create_stream), 2)
+    theirs = {number: FakeStream(fake, number) for number in (50, 60)}
+    streams.borrow(50, theirs.__getitem__)
+    assert streams.first is theirs[50]
+    assert fake.log == [("record", 0, 0), ("wait", 50, 0)]
+    assert streams.give_back()
+    for _ in range(3):  # the same stream again, and nothing in between: nobody waits for anybody
+        fake.log.clear()
+        streams.borrow(50, theirs.__getitem__)
+        assert streams.on(0) is theirs[50]
+        assert streams.give_back()
+        assert fake.log == [("record", 50, 1)]
+    fake.log.clear()
+    streams.borrow(60, theirs.__getitem__)  # another one comes after what the first one had left
+    assert fake.log == [("wait", 60, 1)]
+    streams.on(1)
+    assert streams.give_back()
+    assert fake.log[1:] == [("record", 60, 0), ("wait", 1, 0), ("record", 1, 2), ("wait", 60, 2), ("record", 60, 1)]
+    fake.log.clear()
+    assert streams.first is fake.streams[0]
+    assert fake.log == [("wait", 0, 1)]
+    fake.log.clear()
+    streams.borrow(60, theirs.__getitem__)  # our own has been used since
+    assert [entry[:2] for entry in fake.log] == [("record", 0), ("wait", 60)]
+    streams.synchronize()
+    assert fake.log[-1] == ("sync", 60)
+    assert streams.first is fake.streams[0]
+    assert not streams.give_back()  # who waited need not be waited for
+
+
+def test_events_are_used_again_without_anybody_waiting(fake: FakeCuda) -> None:
+    """Nobody synchronizes any more where torch's streams are followed."""
+    streams = Streams(SimpleNamespace(create_stream=fake._create_stream), 4)
+    theirs = FakeStream(fake, 50)
+    for _ in range(20):
+        streams.borrow(50, lambda handle: theirs)
+        for number in range(4):
+            streams.wait_event(number, streams.record_event(3 - number))
+        streams.give_back()
+    assert next(fake.numbers) < 20
+
+
 def test_a_graph_starts_after_what_streams_do(fake: FakeCuda, tmp_path: Path) -> None:
     runtime = opened(tmp_path)
     kernel = runtime.load(descriptor())
@@ -472,3 +518,56 @@ def test_no_graph_says_why(fake: FakeCuda, tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, "kagent"):
         assert runtime.record([Launch(kernel, LaunchConfig(), args)] * 2) is None
     assert "2 launches are started one by one: CUDA_ERROR_NOT_SUPPORTED" in caplog.text
+
+
+# -- torch's tensors
+
+
+class OtherTorch:
+    """A torch with several GPUs, whose current stream and context are others than kagent's."""
+
+    device, alone = "cuda:0", False
+
+    def current_stream(self) -> int:
+        return 50
+
+
+def test_torchs_context_is_current_again(fake: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch takes the device of the current context for its current device."""
+    core, driver = sys.modules["cuda.core"], sys.modules["cuda.bindings.driver"]
+    core.Stream = SimpleNamespace(from_handle=lambda handle: FakeStream(fake, handle))  # type: ignore[attr-defined]
+    monkeypatch.setattr("kagent_cuda.runtime.torch_cuda", lambda index: OtherTorch())
+    runtime = opened(tmp_path)
+    assert runtime.torch_device == "cuda:0"
+    driver.cuCtxGetCurrent = lambda: (0, "torch's")  # type: ignore[attr-defined]
+    memory = runtime.import_tensor(4096, 16)
+    assert memory.handle == 4096
+    fake.current.clear()
+    assert runtime.after_torch()
+    runtime.launch(runtime.load(descriptor()), LaunchConfig((1, 1, 1), (32, 1, 1)), arguments(memory, 8))
+    assert fake.launches[-1][2][1] == (4096 + 8).to_bytes(8, "little")
+    assert ("launch", 50) in fake.log
+    assert runtime.before_torch()
+    assert fake.current[-1] == "torch's"
+    assert fake.synchronized == 0
+    runtime.free(memory)
+    assert runtime.after_torch()
+    runtime.synchronize()
+    assert not runtime.before_torch()  # somebody has waited
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_a_torch_without_cuda_changes_nothing(
+    available: bool, fake: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert torch_cuda(1) is None
+    assert opened(tmp_path).torch_device == ("cuda:0" if available else None)
+    registry = CudaPlugin().kagent_kernel_registry(_info(), load_config({}))
+    assert registry is not None
+    assert registry.resolves == available
+
+
+def _info() -> DeviceInfo:
+    return DeviceInfo(Device("cuda", 0), "Toy GPU")

@@ -214,7 +214,7 @@ class SegmentWriter:
             nbytes = self._segment.buffers[spec.buffer].nbytes
             if nbytes <= spec.range.nbytes and not (spec.storage_offset or spec.conj or spec.neg):
                 dtype = self._constant(torch_dtype(spec.dtype))
-                self._emit(f"{name} = empty_strided({spec.shape}, {spec.strides}, dtype={dtype}, device=cpu)")
+                self._emit(f"{name} = empty_strided({spec.shape}, {spec.strides}, {dtype})")
             else:
                 self._emit(f"{name} = empty_like_spec({self._constant(spec)}, {nbytes})")
 
@@ -284,8 +284,7 @@ class SegmentWriter:
         self._views += 1
         if spec.dtype == base.dtype and spec.conj == base.conj and spec.neg == base.neg:
             shift = spec.storage_offset - base.storage_offset
-            offset = f"{name}.storage_offset()" + (f" + {shift}" if shift else "")
-            self._emit(f"{view} = as_strided({name}, {spec.shape}, {spec.strides}, {offset})")
+            self._emit(f"{view} = reinterpret({name}, {spec.shape}, {spec.strides}, {shift})")
         else:
             self._emit(f"{view} = view_of({name}, {self._constant(base)}, {self._constant(spec)})")
         self._locals[spec] = view

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kagent_core.config import Config
-from kagent_core.device import ArgumentPacker, LaunchConfigDeriver, Runtime
+from kagent_core.device import ArgumentPacker, CodeGenerator, LaunchConfigDeriver, Runtime
 from kagent_core.device_plugin import DevicePlugin
+from kagent_core.hooks import hookimpl
+from kagent_core.registry import KernelRegistry
 from kagent_core.specs import DeviceInfo
 
 
@@ -18,6 +20,13 @@ def _open(info: DeviceInfo, config: Config) -> Runtime:
     from kagent_cuda.runtime import CudaRuntime
 
     return CudaRuntime(info, config)
+
+
+def _has_torch(info: DeviceInfo) -> bool:
+    """Whether torch can use a device itself."""
+    from kagent_cuda.torch_cuda import torch_cuda
+
+    return not info.emulated and torch_cuda(info.device.index or 0) is not None
 
 
 class CudaPlugin(DevicePlugin):
@@ -33,6 +42,29 @@ class CudaPlugin(DevicePlugin):
         from kagent_cuda.devices import list_devices
 
         return list_devices(emulate=self.device_type in config.emulate)
+
+    @hookimpl
+    def kagent_kernel_registry(self, info: DeviceInfo, config: Config) -> KernelRegistry | None:
+        """Give torch's own kernels, where torch has CUDA; else none."""
+        if info.device.type != self.device_type:
+            return None
+        if not _has_torch(info):
+            return KernelRegistry(self.device_type)
+        from kagent_cuda.library import library_kernel
+
+        return KernelRegistry(self.device_type, resolver=library_kernel)
+
+    @hookimpl
+    def kagent_code_printer(self, info: DeviceInfo, config: Config) -> CodeGenerator | None:
+        """Give the code generator; what torch has kernels for, these do, unless the config wants none of them."""
+        if info.device.type != self.device_type or config.generated_kernels == "off":
+            return None
+        from kagent_core.codegen.devices import work_item_generator
+        from kagent_cuda.language import CudaLanguage
+        from kagent_cuda.library import SIGNATURES
+
+        theirs = SIGNATURES if _has_torch(info) and config.generated_kernels != "all" else ()
+        return work_item_generator(CudaLanguage.of(info), config, theirs)
 
     def packer(self, info: DeviceInfo, config: Config) -> ArgumentPacker:
         """Return the packer, which knows how many bytes of parameters a launch can pass."""

@@ -24,13 +24,17 @@ from kagent_cuda.compiler import KernelUsage, NvrtcCompiler
 from kagent_cuda.cubin import parameter_places
 from kagent_cuda.devices import SHARED_NBYTES
 from kagent_cuda.graphs import CudaGraph
+from kagent_cuda.library import LibraryFunction, bound
 from kagent_cuda.parameters import HeldParameters, Place, check_places, pack_parameters
 from kagent_cuda.staging import Staging
 from kagent_cuda.streams import STREAMS, Streams
+from kagent_cuda.torch_cuda import TensorMemory, torch_cuda
 
 log = get_logger("execute")
 
 Argument = PointerArg | ScalarArg | LocalMemory
+
+_NOT_RECORDED = "{} of them are torch's own kernels, which may allocate memory while a graph would be captured"
 
 
 class CudaError(RuntimeError):
@@ -62,6 +66,9 @@ class LoadedKernel:
     usage: KernelUsage | None
 
 
+Kernel = LoadedKernel | LibraryFunction
+
+
 class CudaRuntime(Runtime):
     """One device. Buffers are ``cuda.core.Buffer``."""
 
@@ -80,6 +87,9 @@ class CudaRuntime(Runtime):
         major, minor = self.device.compute_capability
         self._compiler = NvrtcCompiler(f"sm_{major}{minor}", config.cache_dir)
         self._abi = Abi()
+        self._torch = torch_cuda(info.device.index or 0)
+        self.torch_device = None if self._torch is None else self._torch.device
+        self._outer: Any = None
 
     # -- memory
 
@@ -119,10 +129,37 @@ class CudaRuntime(Runtime):
             self._checked(self._driver.cuMemcpyDtoHAsync(host.ctypes.data, where, host.nbytes, handle))
         self._wait()
 
+    # -- torch's tensors
+
+    def import_tensor(self, address: int, nbytes: int) -> TensorMemory:
+        """Return a tensor's memory as a buffer."""
+        return TensorMemory(address)
+
+    def after_torch(self) -> bool:
+        """Launch on torch's current stream from here on: what it was given comes before."""
+        assert self._torch is not None
+        handle = self._torch.current_stream()
+        if not self._torch.alone:  # torch's current device is that of the context
+            self._outer = self._checked(self._driver.cuCtxGetCurrent())
+        self._enter()
+        self._streams.borrow(handle, self._core.Stream.from_handle)
+        return True
+
+    def before_torch(self) -> bool:
+        """Gather all streams into torch's, which need not be waited for; False where somebody has waited already."""
+        self._enter()
+        done = self._streams.give_back()
+        if done and self._outer is not None:
+            self._checked(self._driver.cuCtxSetCurrent(self._outer))
+            self._outer = None
+        return done
+
     # -- kernels
 
-    def load(self, kernel: KernelDescriptor) -> LoadedKernel:
-        """Compile a kernel, unless the cache has it, and load it."""
+    def load(self, kernel: KernelDescriptor) -> Kernel:
+        """Compile a kernel, unless the cache has it, and load it. One of torch's own is what it is."""
+        if self._torch is not None and isinstance(kernel.function, LibraryFunction):
+            return kernel.function
         if kernel.source is None:
             raise TypeError(f"kernel '{kernel.name}' has no CUDA C++ source")
         self._enter()
@@ -136,20 +173,20 @@ class CudaRuntime(Runtime):
             check_sizes(kernel, declared, [nbytes for _, nbytes in places], self._abi)
         return LoadedKernel(kernel.name, loaded, function, places, compiled.usage.get(compiled.symbol))
 
-    def launch(self, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> None:
+    def launch(self, kernel: Kernel, config: LaunchConfig, args: Sequence[Argument]) -> None:
         """Start a kernel."""
         self.prepare(kernel, config, args)()
 
-    def launch_on(self, stream: int, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> None:
+    def launch_on(self, stream: int, kernel: Kernel, config: LaunchConfig, args: Sequence[Argument]) -> None:
         """Start a kernel on one of the streams."""
         self.prepare_on(stream, kernel, config, args)()
 
-    def prepare(self, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]) -> Callable[[], object]:
+    def prepare(self, kernel: Kernel, config: LaunchConfig, args: Sequence[Argument]) -> Callable[[], object]:
         """Pack a kernel's parameters once and for all."""
         return self._prepared(lambda: self._streams.first, kernel, config, args)
 
     def prepare_on(
-        self, stream: int, kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]
+        self, stream: int, kernel: Kernel, config: LaunchConfig, args: Sequence[Argument]
     ) -> Callable[[], object]:
         """Pack the parameters of a launch on one of the streams."""
         return self._prepared(lambda: self._streams.on(stream), kernel, config, args)
@@ -167,6 +204,11 @@ class CudaRuntime(Runtime):
     def record(self, launches: Sequence[Launch]) -> Recording | None:
         """Return a CUDA graph of some launches; None, and why not in the log, where there can be none."""
         self._enter()
+        theirs = sum(isinstance(launch.kernel, LibraryFunction) for launch in launches)
+        if theirs:
+            told = _NOT_RECORDED.format(theirs)
+            log.info("%s: %d launches are started one by one: %s", self.info.device, len(launches), told)
+            return None
         try:
             definition = importlib.import_module("cuda.core.graph").GraphDefinition()
             graph = CudaGraph(self._driver, self._checked, definition, launches, self._packed, self._entered)
@@ -175,6 +217,11 @@ class CudaRuntime(Runtime):
             return None
         log.debug("%s: a graph of %d launches", self.info.device, len(launches))
         return graph
+
+    def why_not_recorded(self, kernels: Sequence[KernelDescriptor]) -> str | None:
+        """Say how many are torch's."""
+        theirs = sum(isinstance(kernel.function, LibraryFunction) for kernel in kernels)
+        return _NOT_RECORDED.format(theirs) if theirs else None
 
     def synchronize(self) -> None:
         """Wait for every stream."""
@@ -208,14 +255,30 @@ class CudaRuntime(Runtime):
         return HeldParameters(block)
 
     def _prepared(
-        self, stream: Callable[[], Any], kernel: LoadedKernel, config: LaunchConfig, args: Sequence[Argument]
+        self, stream: Callable[[], Any], kernel: Kernel, config: LaunchConfig, args: Sequence[Argument]
     ) -> Callable[[], object]:
+        if isinstance(kernel, LibraryFunction):
+            return self._prepared_of_torch(stream, kernel, args)
         held = self._packed(kernel, config, args)  # which the driver reads when it is called
         launch, shape = self._driver.cuLaunchKernel, (*config.grid, *config.block, config.shared_nbytes)
 
         def start() -> None:
             self._enter()
             self._checked(launch(kernel.function, *shape, stream().handle, held.address, 0))
+
+        return start
+
+    def _prepared_of_torch(
+        self, stream: Callable[[], Any], kernel: LibraryFunction, args: Sequence[Any]
+    ) -> Callable[[], object]:
+        theirs = self._torch
+        assert theirs is not None
+        self._enter()
+        call = bound(kernel, args, lambda arg: theirs.tensor_at(int(arg.buffer.handle) + arg.byte_offset, arg.spec))
+
+        def start() -> None:
+            self._enter()
+            theirs.run_on(stream().handle, call)
 
         return start
 
