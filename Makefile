@@ -47,8 +47,9 @@ lint: $(READY) ## check style, format and the direction of imports
 
 conformance-full: $(READY) ## run the whole conformance kit on our own devices, for the docs to publish (hours)
 	@$(install_opencl)
-	@for device in $(or $(DEVICES),cpu fake opencl); do \
-		$(BIN)/kagent conformance $$device --full --json docs/conformance/$$device.json $(ARGS) || failed=1; \
+	@for device in $(or $(DEVICES),cpu fake opencl cuda); do \
+		emulate=; [ $$device != cuda ] || emulate=KAGENT_EMULATE=cuda; \
+		env $$emulate $(BIN)/kagent conformance $$device --full --json docs/conformance/$$device.json $(ARGS) || failed=1; \
 	done; exit $${failed:-0}
 
 types: $(READY) ## check types

@@ -82,7 +82,8 @@ def check_kernel_command(
     """Compare kernels of your own with eager PyTorch, then time them.
 
     Each kernel computes samples of torch's operator database, and variants of them: strides, offsets,
-    empty tensors, NaN and infinities. The exit code is 1 when a kernel is wrong, or computed nothing.
+    empty tensors, NaN and infinities; one that is right, sizes at the edges of blocks, too. What it
+    writes must stay within its results. The exit code is 1 when a kernel is wrong, or computed nothing.
     """
     isolation = isolate()
     source = {"--signature": signature, "--device": device, "--prototype": prototype, "--derived": derived or None}

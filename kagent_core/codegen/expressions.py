@@ -179,7 +179,7 @@ class Expressions:
         if dtype == "bool":
             value = bool(value)
         elif dtype in FLOATS:
-            value = _rounded(float(value), dtype)
+            value = rounded(float(value), dtype)
         else:
             value = _wrapped(int(value), dtype)
         key = ("constant", dtype, _number_key(value))
@@ -390,12 +390,12 @@ def _number_key(value: bool | float) -> Any:
     return (math.copysign(1.0, value), str(value)) if isinstance(value, float) else value
 
 
-def _rounded(value: float, dtype: str) -> float:
+def rounded(value: float, dtype: str) -> float:
     """Return the nearest number of a floating-point type, ties to even."""
     if dtype == "float64" or not math.isfinite(value):
         return value
     if dtype == "bfloat16":
-        (bits,) = struct.unpack("<I", struct.pack("<f", _rounded(value, "float32")))
+        (bits,) = struct.unpack("<I", struct.pack("<f", rounded(value, "float32")))
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         nearest: float = struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
         return nearest

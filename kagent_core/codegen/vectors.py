@@ -82,6 +82,10 @@ class Vectors:
     """Functions that are computed lane by lane, since the language's own of vectors are not as exact as those of single
     values."""
 
+    half_arithmetic: Collection[str] = ()
+    """Primitives of float32 that are also there for vectors of halves as they are in memory, and round once, to their
+    type: some of ``add``, ``sub`` and ``mul``, as functions such as ``add_f16x4``."""
+
     even_lines = False
     """Whether a kernel that goes over lines of elements has vectors only where every line is a whole number of vectors
     behind the first: for devices whose vectors take longer where they are not aligned."""
@@ -159,7 +163,7 @@ class Vectors:
 
     def load(self, dtype: str, address: str) -> str:
         """Return the values of neighbouring elements, given the address of the first one."""
-        loaded = f"vload{self.width}(0, {address})"
+        loaded = self.read(address)
         if dtype in HALVES:
             return f"load_{self.named(SHORT[dtype])}({loaded})"
         return f"({self.convert(loaded, 'u8', 'i32')} != 0)" if dtype == "bool" else loaded
@@ -170,7 +174,37 @@ class Vectors:
             values = f"store_{self.named(SHORT[dtype])}({bare(values)})"
         elif dtype == "bool":
             values = self.convert(f"-{values}", "i32", "b8")
-        return f"vstore{self.width}({bare(values)}, 0, {address});"
+        return self.write(address, values)
+
+    def read(self, address: str) -> str:
+        """Return neighbouring elements as they are in memory, given the address of the first one."""
+        return f"vload{self.width}(0, {address})"
+
+    def write(self, address: str, elements: str) -> str:
+        """Return the statement that writes neighbouring elements, given as they are to be in memory."""
+        return f"vstore{self.width}({bare(elements)}, 0, {address});"
+
+    # -- halves as they are in memory
+
+    def widened(self, halves: str, dtype: str) -> str:
+        """Return the values of a vector of halves."""
+        return f"load_{self.named(SHORT[dtype])}({bare(halves)})"
+
+    def halved(self, vector: str, source: str, dtype: str) -> str:
+        """Return a vector of values of a type, rounded to halves."""
+        value_type = self.language.value_type(source)
+        if source == "bool":
+            vector = f"(-{vector})"
+        wide = vector if value_type == "f32" else self.convert(vector, value_type, "f32")
+        return f"store_{self.named(SHORT[dtype])}({bare(wide)})"
+
+    def all_halves(self, half: str, dtype: str) -> str:
+        """Return a vector of halves that are all the same one."""
+        return f"({self.named(SHORT[dtype])})({bare(half)})"
+
+    def of_halves(self, primitive: str, halves: Sequence[str], dtype: str) -> str:
+        """Return one of `half_arithmetic` of vectors of halves."""
+        return f"{primitive}_{self.named(SHORT[dtype])}({', '.join(map(bare, halves))})"
 
     # -- values
 

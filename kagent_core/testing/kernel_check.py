@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from kagent_core.capture.schemas import torch_dtype
 from kagent_core.config import Config, ConfiguredKernels
-from kagent_core.errors import CaptureError, CompilationError, KagentError
+from kagent_core.errors import CaptureError, CompilationError, KagentError, KernelExecutionError
 from kagent_core.hooks import hookimpl
 from kagent_core.kernels import UserKernel, activate
 from kagent_core.registry.acceptance import refusal
@@ -25,6 +25,8 @@ from kagent_core.session import Session, session_for, use_plugin
 from kagent_core.single import run_overload
 from kagent_core.specs import DEFAULT_SIGNATURE, DType, KernelTask, OpCall
 from kagent_core.testing.compare import TOLERANCES, MismatchError, assert_as_exact, assert_same, copy_arguments
+from kagent_core.testing.edge_samples import at_edges
+from kagent_core.testing.guarded_launches import GuardedLaunches
 from kagent_core.testing.operator_samples import AS_IT_CAME, OperatorCall, operator_calls, variants
 
 ALWAYS = (torch.float32, torch.float64, torch.int64)
@@ -99,7 +101,10 @@ class KernelCheck:
 def check_kernel(
     kernel: UserKernel, config: Config, samples: int = 10, on_call: Callable[[OperatorCall], None] = lambda call: None
 ) -> KernelCheck:
-    """Compare a kernel with eager PyTorch on calls of its operator.
+    """Compare a kernel with eager PyTorch on calls of its operator, and look at the memory around what it writes.
+
+    The samples of the database are small. A kernel that computes them right also gets calls of sizes around whole
+    numbers of blocks.
 
     Parameters
     ----------
@@ -132,6 +137,10 @@ def check_kernel(
             except CompilationError as error:
                 found.broken = error
                 break
+        if found.right and found.base is not None:
+            for call in at_edges(found.base):
+                on_call(call)
+                checking.run(call, found)
     return found
 
 
@@ -164,17 +173,22 @@ class _Recorder:
 def _alone(kernel: UserKernel, config: Config) -> Iterator[_Checking]:
     recorder = _Recorder()
     with use_plugin(recorder, "check-kernel"), activate(kernel):
-        yield _Checking(kernel, session_for(without_kernels(config, kernel)), recorder)
+        session = session_for(without_kernels(config, kernel))
+        guards = GuardedLaunches(session.executor_for(kernel.device).opened.runtime)
+        with guards.watching():
+            yield _Checking(kernel, session, recorder, guards)
 
 
 class _Checking:
     """Runs calls with a kernel and compares them with eager PyTorch."""
 
-    def __init__(self, kernel: UserKernel, session: Session, recorder: _Recorder) -> None:
+    def __init__(self, kernel: UserKernel, session: Session, recorder: _Recorder, guards: GuardedLaunches) -> None:
         self._kernel = kernel.descriptor
         self._session = session
         self._recorder = recorder
+        self._guards = guards
         self._planned: dict[Any, list[KernelTask]] = {}
+        self._launched: list[KernelTask] = []
 
     def run(self, call: OperatorCall, found: KernelCheck) -> None:
         """Try one call, unless eager PyTorch refuses it, and count it."""
@@ -187,6 +201,7 @@ class _Checking:
             return
         found.samples += 1
         given, by_name = call.copied()
+        self._guards.overruns.clear()
         try:
             with _quiet(), _poisoned_memory():
                 torch.manual_seed(0)
@@ -195,6 +210,9 @@ class _Checking:
             raise
         except CaptureError:
             found.samples -= 1  # kagent takes no such call, whatever the kernel
+            return
+        except KernelExecutionError as error:
+            self._failed(call, error, found)
             return
         except KagentError as error:
             found.errors[_general(error.message.partition("\n")[0])] += 1
@@ -208,18 +226,31 @@ class _Checking:
         if call.variant == AS_IT_CAME and _numel(call) > (_numel(found.base) if found.base else 0):
             found.base = call
         try:
+            if self._guards.overruns:
+                raise MismatchError(self._guards.overruns[0])
             _compare(call, (got, (given, by_name)), (want, (args, kwargs)))
         except MismatchError as error:
             found.wrong.append(WrongResult(call, error, own[0]))
+
+    def _failed(self, call: OperatorCall, error: KernelExecutionError, found: KernelCheck) -> None:
+        """Count a call that ended with an error while it ran: it is wrong where the kernel was to compute it."""
+        message = error.message.partition("\n")[0]
+        own = [task for task in self._launched if _is(task, self._kernel)]
+        if own:
+            found.taken += 1
+            found.wrong.append(WrongResult(call, MismatchError(message), own[0]))
+        else:
+            found.errors[_general(message)] += 1
 
     def _run(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any, list[KernelTask]]:
         """Run a call, and say what was launched: of a call that was planned before, what was launched then."""
         self._recorder.tasks = []
         key = (call.overload, *(_key(leaf) for leaf in pytree.tree_leaves((args, kwargs))))
-        got = run_overload(self._session, call.overload, args, kwargs)
-        if self._recorder.tasks:
-            self._planned[key] = self._recorder.tasks
-        return got, self._planned.get(key, [])
+        try:
+            got = run_overload(self._session, call.overload, args, kwargs)
+        finally:
+            self._launched = self._planned.setdefault(key, self._recorder.tasks)
+        return got, self._launched
 
     def _why(self, tasks: Sequence[KernelTask]) -> str:
         """Say why the kernel did not compute a call."""

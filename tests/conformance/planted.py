@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kagent_core import hookimpl
-from kagent_core.device import ArgumentPacker, PointerArg, Runtime
+from kagent_core.device import ArgumentPacker, PointerArg, Recording, Runtime
 from kagent_core.execute.launch import LaunchEach
 from kagent_core.execute.pool import DeviceMemory
 from kagent_core.specs import Access, TensorSpec
@@ -103,6 +103,71 @@ class AllocationsOverlap(FakeRuntime):
 
     def free(self, buffer):
         self.live -= 1
+
+
+class Recorded(Recording):
+    """Launches that are started one after the other."""
+
+    def __init__(self, runtime, launches):
+        self.runtime = runtime
+        self.launches = list(launches)
+
+    def start(self):
+        for launch in self.launches:
+            self.runtime.launch(launch.kernel, launch.config, launch.args)
+
+    def update(self, position, args):
+        self.launches[position] = replace(self.launches[position], args=args)
+
+
+class Records(FakeRuntime):
+    recording = Recorded
+
+    def record(self, launches):
+        return self.recording(self, launches)
+
+
+class KeepsStaleArguments(Records):
+    """Starts its launches with the arguments that they were recorded with."""
+
+    class recording(Recorded):
+        def update(self, position, args):
+            pass
+
+
+class UpdatesTheNextLaunch(Records):
+    class recording(Recorded):
+        def update(self, position, args):
+            super().update((position + 1) % len(self.launches), args)
+
+
+class SkipsTheLastLaunch(Records):
+    class recording(Recorded):
+        def start(self):
+            for launch in self.launches[:-1]:
+                self.runtime.launch(launch.kernel, launch.config, launch.args)
+
+
+class StartsOnce(Records):
+    """Starts nothing from the second time on."""
+
+    class recording(Recorded):
+        def start(self):
+            super().start()
+            self.launches.clear()
+
+
+class StartsInAnyOrder(Records):
+    class recording(Recorded):
+        def start(self):
+            for launch in reversed(self.launches):
+                self.runtime.launch(launch.kernel, launch.config, launch.args)
+
+
+class RefusesOtherArguments(Records):
+    class recording(Recorded):
+        def update(self, position, args):
+            raise NotImplementedError("a recording stays as it is")
 
 
 class GivesNoneForTooMuch(FakeRuntime):

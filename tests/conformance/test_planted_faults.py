@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kagent_core.testing.conformance import Outcome
@@ -29,6 +31,12 @@ RUNTIMES = [
     (planted.OneLaunchBehind, "0/launches run in order*"),
     (planted.OneSlotForScalars, "0/launches run in order*"),
     (planted.OneSlotForScalars, "1/scalars of many launches"),
+    (planted.SkipsTheLastLaunch, "0/recorded launches compute what single ones do"),
+    (planted.StartsOnce, "0/recorded launches compute what single ones do"),
+    (planted.StartsInAnyOrder, "0/recorded launches compute what single ones do"),
+    (planted.KeepsStaleArguments, "0/a recording takes other arguments"),
+    (planted.UpdatesTheNextLaunch, "0/a recording takes other arguments"),
+    (planted.SkipsTheLastLaunch, "0/a recording takes other arguments"),
     (planted.WritesBehindResults, "1/nothing is written behind a buffer"),
     (planted.Leaks, "5/memory that is freed can be used again"),
     (planted.SealsAndLeaks, "5/plans that come and go"),
@@ -82,11 +90,20 @@ def test_a_sound_runtime_passes_the_same_case(case):
         (planted.WaitsByCopying, "5/a fault of: allocate"),
         (planted.ImportsInPlace, "0/host memory in place*"),
         (planted.ImportsInPlace, "5/plans that come and go"),
+        (planted.Records, "0/*record*"),
+        (planted.RefusesOtherArguments, "0/*record*"),
     ],
 )
 def test_what_a_runtime_may_do_is_no_failure(runtime, case):
     report = fake_run(FakeDevice(runtime=runtime()), case)
     assert report.passed, [finding.detail for finding in report.failures]
+
+
+def test_what_was_recorded_is_told():
+    report = fake_run(FakeDevice(runtime=planted.Records()), "0/*record*")
+    assert all(re.fullmatch(r"[2-9] launches", finding.detail) for finding in report.findings)
+    report = fake_run(FakeDevice(), "0/*record*")
+    assert [finding.detail for finding in report.findings] == ["not offered"] * 2
 
 
 @pytest.mark.parametrize(("change", "case"), PACKERS, ids=lambda given: getattr(given, "__name__", given))

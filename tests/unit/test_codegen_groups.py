@@ -34,9 +34,12 @@ BY_FUNCTION = SubGroups(reduces={"add": "sub_group_reduce_add({value})", "max": 
 NONE = WorkGroups(threads=64)
 
 
-def made(function: Callable[..., Any], *args: Any, groups: WorkGroups | None = NONE) -> KernelSource:
+def made(
+    function: Callable[..., Any], *args: Any, groups: WorkGroups | None = NONE, vector_width: int = 0
+) -> KernelSource:
     language = WorkItemLanguage()
     language.groups = groups
+    language.vector_width = vector_width
     language.narrow_indices = True
     generic = GenericKernels(GENERIC, RULES)
     return source_of(program(function, *args), ExpressionGenerator(language, write_work_items, generic=generic))
@@ -161,6 +164,39 @@ def test_every_barrier_is_reached_by_all_threads() -> None:
                 assert all("item" in head or "distance" in head for head in depth[1:]), depth
             if line.rstrip().endswith("{"):
                 depth.append(line)
+
+
+def test_rows_are_taken_in_vectors_where_the_language_has_any() -> None:
+    text = made(softmax, torch.empty(60, 2000), vector_width=4).text
+    assert text.count("vload4(") == 3
+    assert text.count("vstore4(") == 1
+    assert "r0 = part * 4; r0 < n1; r0 += 256" in text
+    assert "max_lanes_f32(" in text
+    assert "sum_lanes_f32(" in text
+
+
+def test_what_a_thread_keeps_of_its_row_are_vectors() -> None:
+    text = made(softmax, torch.empty(60, 1000), vector_width=4).text
+    assert text.count("vload4(") == 1
+    assert "f32x4 kept[4];" in text
+    assert "if (r0 < n1) {" in text  # of 250 vectors, not every thread has 4
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (softmax, (60, 2001)),
+        (softmax, (60, 124)),
+        (column_sum, (2500, 72)),
+        (lambda x: x.argmax(-1), (60, 5000)),
+        (lambda x: x[:, ::2].softmax(-1), (60, 2000)),
+    ],
+    ids=["no whole number", "fewer than half of the threads", "columns", "a compound reduction", "every other"],
+)
+def test_no_vectors_where_a_row_is_none_of_them(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    source = made(function, torch.empty(shape), vector_width=4)
+    assert source.threads is not None
+    assert "vload4(" not in source.text
 
 
 def test_rows_that_fit_a_warp_need_no_memory() -> None:

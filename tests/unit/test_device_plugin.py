@@ -24,7 +24,8 @@ from kagent_core.registry import KernelRegistry
 from kagent_core.specs import Device, DeviceInfo, KernelDescriptor, LaunchConfig
 from kagent_core.testing import call_hook
 from kagent_core.testing.compare import check_against_eager
-from kagent_core.testing.emulated import Driver
+
+from ..driver_device import DriverLanguage, DriverRuntime
 
 TOY = DeviceInfo(Device("toy", 0), "Toy", max_threads_per_block=8)
 OTHER = DeviceInfo(Device("other", 0), "Other")
@@ -295,43 +296,10 @@ def test_a_device_that_waits_in_copy_out_alone_is_right_without_synchronize() ->
     assert runtime.most_queued > 3  # the launches did wait for somebody
 
 
-def test_a_language_alone_runs_whole_programs(tmp_path: Path) -> None:
-    class Language(WorkItemLanguage):
-        kernel_qualifiers = "KERNEL void"
-        global_space = ""
-        item = "item_number()"
-        item_count = "item_count()"
-
-    class DriverRuntime(Runtime):
-        def __init__(self, info: DeviceInfo, config: Config) -> None:
-            self.driver = Driver(tmp_path)
-
-        def allocate(self, nbytes: int) -> int:
-            return self.driver.alloc(nbytes)
-
-        def free(self, buffer: int) -> None:
-            self.driver.free(buffer)
-
-        def copy_in(self, buffer: int, byte_offset: int, data: memoryview) -> None:
-            self.driver.write(buffer + byte_offset, data)
-
-        def copy_out(self, buffer: int, byte_offset: int, data: memoryview) -> None:
-            self.driver.read(buffer + byte_offset, data)
-
-        def load(self, kernel: KernelDescriptor) -> Any:
-            assert kernel.source is not None
-            return self.driver.compile(kernel.source, kernel.name)
-
-        def launch(self, kernel: Any, config: LaunchConfig, args: Sequence[Any]) -> None:
-            packed = [
-                struct.pack("<Q", arg.buffer + arg.byte_offset) if hasattr(arg, "spec") else bytes(arg.data)
-                for arg in args
-            ]
-            self.driver.start(kernel, config.grid[0] * config.block[0], packed)
-
+def test_a_language_alone_runs_whole_programs() -> None:
     class Compiling(Bare):
         runtime = DriverRuntime
-        language = Language
+        language = DriverLanguage
 
     def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         hidden = torch.nn.functional.gelu(x @ w)

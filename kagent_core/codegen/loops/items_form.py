@@ -13,7 +13,10 @@ from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
 from kagent_core.codegen.loops.form import Form
+from kagent_core.codegen.loops.half_values import half_values
 from kagent_core.codegen.loops.items_lanes import LaneStatements, vectors_of
+from kagent_core.codegen.loops.reductions import EXTREMES
+from kagent_core.codegen.text import bare
 from kagent_core.codegen.vectors import begins_evenly, in_lanes, neighbours
 from kagent_core.codegen.writer import loads_of
 
@@ -23,8 +26,9 @@ class OnItems(Form):
 
     def __init__(self, nest: LoopNest, language: CFamily) -> None:
         super().__init__(nest, language)
-        self.statements: LaneStatements = LaneStatements(language, self.parameters, self.nest.labels)
         self.vectors = vectors_of(language)
+        halves = half_values(self.nest.stores, self.vectors.half_arithmetic if self.vectors is not None else ())
+        self.statements: LaneStatements = LaneStatements(language, self.parameters, self.nest.labels, halves)
         self.items: int | None = None
 
     def source(self, name: str) -> KernelSource:
@@ -91,6 +95,16 @@ class OnItems(Form):
             yield False
             self.text.close()
             self.statements.forget({lane})
+
+    def taken(self, node: Expr) -> str:
+        """Return the vector that a reduction takes in, as a text that may be repeated."""
+        statements = self.statements
+        value = statements.vector(node.args[0])
+        if node.payload.kind not in EXTREMES or value.isidentifier():
+            return value
+        name = statements.fresh_name("taken")
+        self.text.add(f"const {statements.spelling.kind(node.dtype)} {name} = {bare(value)};")
+        return name
 
     def store(self, store: Store) -> None:
         """Write the statement of a store."""

@@ -1,14 +1,15 @@
 """Blocks of work-items that share rows: each thread takes a part of a row, and a tree puts together what they find.
 
-Where a row lies along memory, neighbouring threads have neighbouring elements of it; short rows share a block. Where
-rows lie across memory, and are too few to keep a device busy one by one, neighbouring threads have neighbouring rows,
-and each row's elements are dealt out to several of them.
+Where a row lies along memory, neighbouring threads have neighbouring elements of it, or neighbouring vectors where the
+language has any; short rows share a block. Where rows lie across memory, and are too few to keep a device busy one by
+one, neighbouring threads have neighbouring rows, and each row's elements are dealt out to several of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.groups import THREAD
@@ -19,9 +20,11 @@ from kagent_core.codegen.loops.group_kept import KEPT_STEPS, at_every_step, valu
 from kagent_core.codegen.loops.group_layout import PART, SLOT, GroupLayout, group_layout
 from kagent_core.codegen.loops.group_trees import DISTANCE, PartialState, PartialValue, Trees
 from kagent_core.codegen.loops.items_form import OnItems
+from kagent_core.codegen.loops.items_lanes import LaneAccumulator, holds_rows_of, lane_accumulators
 from kagent_core.codegen.loops.reductions import CHUNK, Accumulator
 from kagent_core.codegen.loops.rows import Rows
 from kagent_core.codegen.loops.states import RunningState, is_compound, within_block
+from kagent_core.codegen.vectors import sums_lanes
 from kagent_core.codegen.work_items import WorkItemLanguage
 
 _STEP, _TURN = "step", "turn"
@@ -64,6 +67,8 @@ class GroupRows(OnItems, Rows):
         self._trees = Trees(self.text, language.groups, self.layout)
         self._span: tuple[str, str] | None = None
         self._in_range = ""
+        self._has_vectors = True
+        self._has_vectors = self._takes_vectors()
         for name in (THREAD, PART, SLOT, _STEP, _TURN, DISTANCE, "next"):
             self.statements.fresh_name(name)  # which is taken then
 
@@ -74,8 +79,38 @@ class GroupRows(OnItems, Rows):
 
     @property
     def width(self) -> int:
-        """Return 0: threads take the place of lanes."""
-        return 0
+        """Elements of a vector; 0 where threads take the place of lanes."""
+        return super().width if self._has_vectors else 0
+
+    def _takes_vectors(self) -> bool:
+        """Whether a thread's steps are vectors of neighbours: of all passes over a row, or of none."""
+        orders = {self.inner_order(axes) for axes, _ in self.passes}
+        orders |= {self.store_order()} if self.full_stores else set()
+        if self.layout.across or not self.width or len(orders) != 1:
+            return False
+        [axes] = orders
+        nodes = [node for _, nodes in self.passes for node in nodes]
+        if not axes or any(map(is_compound, nodes)) or not all(map(sums_lanes, nodes)):
+            return False
+        values = [node.args[0] for node in nodes] + [store.value for store in self.full_stores]
+        steps = math.prod(axis.extent for axis in axes)
+        if axes[-1].extent % self.width or 2 * steps < self.layout.parts * self.width:  # half of them have a vector
+            return False
+        return self.takes_lanes(axes[-1], values, self.full_stores) and not holds_rows_of(axes[-1], values)
+
+    @property
+    def _stride(self) -> int:
+        """Elements from one step of a thread to its next."""
+        return self.layout.parts * max(self.width, 1)
+
+    @property
+    def _first(self) -> str:
+        """A thread's first element."""
+        return f"{PART} * {self.width}" if self.width else PART
+
+    def _in_lanes(self, axes: Sequence[Axis]) -> AbstractContextManager[None]:
+        """Compute vectors for as long as the block lasts, where a thread's steps are vectors."""
+        return self.statements.lanes(axes[-1]) if self.width else nullcontext()
 
     def source(self, name: str) -> KernelSource:
         """Return the kernel."""
@@ -135,7 +170,7 @@ class GroupRows(OnItems, Rows):
     def _total(self, axes: Sequence[Axis]) -> str:
         """Return how many steps some loops have."""
         count = math.prod(axis.extent for axis in axes)
-        self.parameters.fits(count + CHUNK * self.layout.parts)  # where the last step leads
+        self.parameters.fits(count + self._chunk)  # where the last step leads
         return " * ".join(self.size(axis) for axis in axes) or "1"
 
     def _open_steps(self, axes: Sequence[Axis], inside: Sequence[str]) -> int:
@@ -143,18 +178,18 @@ class GroupRows(OnItems, Rows):
 
         Returns how many loops and conditions were opened.
         """
-        kind, variable, parts = self.language.index_type, self._variable(axes), self.layout.parts
-        first, end = self._span or (PART, self._total(axes))
+        kind, variable, stride = self.language.index_type, self._variable(axes), self._stride
+        first, end = self._span or (self._first, self._total(axes))
         opened = 1
         if self._kept:  # written out, so that what is kept has registers
             self.text.add(self._groups.unroll)
             self.text.open(f"for (i32 {_TURN} = 0; {_TURN} < {self._turns(axes)}; {_TURN}++) {{")
-            self.text.add(f"const {kind} {variable} = {first} + {_TURN} * {parts};")
-            if math.prod(axis.extent for axis in axes) % parts:
+            self.text.add(f"const {kind} {variable} = {first} + {_TURN} * {stride};")
+            if math.prod(axis.extent for axis in axes) % stride:
                 self.text.open(f"if ({variable} < {end}) {{")
                 opened += 1
         else:
-            self.text.open(f"for ({kind} {variable} = {first}; {variable} < {end}; {variable} += {parts}) {{")
+            self.text.open(f"for ({kind} {variable} = {first}; {variable} < {end}; {variable} += {stride}) {{")
         if len(axes) > 1:
             rest = variable
             for axis in reversed(axes[1:]):
@@ -172,7 +207,7 @@ class GroupRows(OnItems, Rows):
         self.text.open(f"for ({kind} {name}_0 = 0; {name}_0 < {total}; {name}_0 += {size}) {{")
         last = f"{name}_0 + {size}"
         self.text.add(f"const {kind} {name}_last = {last} < {total} ? {last} : {total};")
-        self._span = (f"{name}_0 + {PART}", f"{name}_last")
+        self._span = (f"{name}_0 + {self._first}", f"{name}_last")
 
     def _close_chunks(self) -> None:
         self._span = None
@@ -180,8 +215,8 @@ class GroupRows(OnItems, Rows):
 
     @property
     def _chunk(self) -> int:
-        """Steps of all threads of a row in which each takes as many as it may sum up in the elements' own type."""
-        return CHUNK * self.layout.parts
+        """Elements of a row in which each thread, or each lane, takes as many as it may sum up in their own type."""
+        return CHUNK * self._stride
 
     def steps(self, axes: Sequence[Axis]) -> str:  # type: ignore[override]  # ordered
         """Return how many steps a thread has in the chunk that is open."""
@@ -191,7 +226,7 @@ class GroupRows(OnItems, Rows):
 
     def _turns(self, axes: Sequence[Axis]) -> int:
         """Return how many steps a thread has at most."""
-        return -(-math.prod(axis.extent for axis in axes) // self.layout.parts)
+        return -(-math.prod(axis.extent for axis in axes) // self._stride)
 
     # -- what is kept from pass to pass
 
@@ -201,14 +236,16 @@ class GroupRows(OnItems, Rows):
         orders |= {self.store_order()} if self.full_stores else set()
         axes = orders.pop()
         steps = [at_every_step(nodes) for _, nodes in self.passes]
-        if orders or None in steps or self._turns(axes) > KEPT_STEPS:
+        elements = self._turns(axes) * max(self.width, 1)
+        if orders or None in steps or elements > KEPT_STEPS:
             return {}
         values = [values for values in steps if values is not None]
         values.append([store.value for store in self.full_stores])
         kept: dict[int, tuple[str, Expr]] = {}
-        for node in values_to_keep(values, self._turns(axes)):
+        for node in values_to_keep(values, elements):
             name = self.statements.fresh_name("kept")
-            self.text.add(f"{self.language.value_type(node.dtype)} {name}[{self._turns(axes)}];")
+            with self._in_lanes(axes):
+                self.text.add(f"{self.statements.kind_of(node)} {name}[{self._turns(axes)}];")
             kept[node.number] = (name, node)
         return kept
 
@@ -232,31 +269,56 @@ class GroupRows(OnItems, Rows):
     def _accumulate(self, axes: Sequence[Axis], nodes: Sequence[Expr], is_long: bool) -> list[Accumulator]:
         """Write what each thread reduces of its own."""
         values = [node.args[0] for node in nodes]
-        to_keep = self._to_keep(values, may_keep=True)
         known = set(self.statements.names)
-        before, inside = self.statements.place([*values, *to_keep], [set(axes)])
-        self.text.add(*before)
-        running = self.accumulators(nodes, (0, self._chunk) if is_long else None)
-        self._declare(running)
-        in_chunks = [each for each in running if each.in_chunks]
-        if in_chunks:
-            self._open_chunks(axes)
-            self.declare_chunks(in_chunks)
-        opened = self._open_steps(axes, inside)
-        self._keep(to_keep)
-        for each in running:
-            self.text.add(*each.update(self.value_of(each.node)))
-        self.text.close(opened)
-        if in_chunks:
-            self.fold_chunks(in_chunks)
-            self._close_chunks()
+        with self._in_lanes(axes):
+            to_keep = self._to_keep(values, may_keep=True)
+            before, inside = self.statements.place([*values, *to_keep], [set(axes)])
+            self.text.add(*before)
+            running = self.accumulators(nodes, (0, self._chunk) if is_long else None)
+            self._declare(running)
+            lanes = lane_accumulators(running, self.language) if self.width else []
+            self.text.add(*(line for each in lanes if not each.in_chunks for line in each.declared()))
+            if is_long and any(each.in_chunks for each in running):
+                self._open_chunks(axes)
+                self._declare_chunks(running, lanes)
+            opened = self._open_steps(axes, inside)
+            self._keep(to_keep)
+            for each in lanes or running:
+                self.text.add(*each.update(self.value_of(each.node)))
+            self.text.close(opened)
+        self._join_lanes(running, lanes)
         self.forget_inside(known, axes)
         self._filled.update(node.number for node in to_keep)
         return running
 
+    def _declare_chunks(self, running: Sequence[Accumulator], lanes: Sequence[LaneAccumulator]) -> None:
+        """Declare what chunks are summed up in: by lanes where there are any."""
+        if lanes:
+            self.text.add(*(each.declared_chunk() for each in lanes if each.in_chunks))
+        else:
+            self.declare_chunks([each for each in running if each.in_chunks])
+
+    def _join_lanes(self, running: Sequence[Accumulator], lanes: Sequence[LaneAccumulator]) -> None:
+        """Close the chunks, whose sums are added up; let what each thread has found take in what its lanes have."""
+        of_lanes = list(zip(running, lanes, strict=True)) if lanes else []
+        if self._span is not None and any(each.in_chunks for each in running):
+            self.text.add(*(line for each, lane in of_lanes if each.in_chunks for line in lane.over_lanes(each)))
+            if not lanes:
+                self.fold_chunks([each for each in running if each.in_chunks])
+            self._close_chunks()
+        self.text.add(*(line for each, lane in of_lanes if not each.in_chunks for line in lane.over_lanes(each)))
+
+    def value_of(self, node: Expr) -> str:
+        """Return what a reduction takes in, as a text that may be repeated."""
+        return self.taken(node) if self.width else super().value_of(node)
+
     def _keep(self, nodes: Sequence[Expr]) -> None:
         """Write what is kept of a step."""
-        self.text.add(*(f"{self._kept_place(node)} = {self.statements.value(node)};" for node in nodes))
+        self.text.add(*(f"{self._kept_place(node)} = {self.statements.kept(node)};" for node in nodes))
+
+    def _use_kept(self) -> None:
+        for number in self._filled:
+            self.statements.take_kept(self._kept[number][1], self._kept_place(self._kept[number][1]))
 
     def _name(self, running: Sequence[Accumulator]) -> None:
         """Give the reductions' values names."""
@@ -309,11 +371,12 @@ class GroupRows(OnItems, Rows):
 
     def _write_full_stores(self, stores: Sequence[Store]) -> None:
         axes = self.store_order()
-        self._use_kept()
-        before, inside = self.statements.place([store.value for store in stores], [set(axes)])
-        self.text.add(*before)
-        if self._in_range:
-            self.text.open(f"if ({self._in_range}) {{")
-        opened = self._open_steps(axes, inside)
-        self.store_all(stores)
-        self.text.close(opened + bool(self._in_range))
+        with self._in_lanes(axes):
+            self._use_kept()
+            before, inside = self.statements.place([store.value for store in stores], [set(axes)])
+            self.text.add(*before)
+            if self._in_range:
+                self.text.open(f"if ({self._in_range}) {{")
+            opened = self._open_steps(axes, inside)
+            self.store_all(stores)
+            self.text.close(opened + bool(self._in_range))

@@ -8,9 +8,10 @@ from typing import cast
 
 from kagent_core.codegen.c_family import INFIX, SHORT, CFamily
 from kagent_core.codegen.dtypes import NBITS, compute_dtype
-from kagent_core.codegen.expressions import Expr, Load
+from kagent_core.codegen.expressions import Expr, Load, walk
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import Store
+from kagent_core.codegen.loops.half_values import NO_HALVES, HalfValues, half_bits
 from kagent_core.codegen.loops.reductions import EXTREMES, OPENMP, Accumulator
 from kagent_core.codegen.text import bare
 from kagent_core.codegen.vectors import Vectors, neighbours
@@ -24,12 +25,27 @@ def vectors_of(language: CFamily) -> Vectors | None:
 
 
 class LaneStatements(Statements):
-    """Statements of which those that depend on the lane are of vectors, whose first element is at the lane's value."""
+    """Statements of which those that depend on the lane are of vectors, whose first element is at the lane's value.
 
-    def __init__(self, language: CFamily, parameters: Parameters, labels: Mapping[int, str]) -> None:
+    Parameters
+    ----------
+    halves
+        Values whose vectors are of halves as they are in memory.
+    """
+
+    def __init__(
+        self,
+        language: CFamily,
+        parameters: Parameters,
+        labels: Mapping[int, str],
+        halves: HalfValues = NO_HALVES,
+    ) -> None:
         super().__init__(language, parameters, labels)
         self._vectors = vectors_of(language)
         self._lane: Axis | None = None
+        self._halves = halves
+        self._names_of_halves: dict[int, str] = {}
+        self._wide: dict[int, str] = {}
 
     @contextmanager
     def lanes(self, lane: Axis) -> Iterator[None]:
@@ -76,7 +92,30 @@ class LaneStatements(Statements):
         if self._lane is None or self._lane not in store.offset.axes:
             pointer, place = self._parameters.pointer(load.tensor), self._parameters.index(load.offset, self.value)
             return self._language.store(dtype, f"{pointer}[{place}]", self.value(store.value))
+        if self._is_halves(store.value) and self._halves.kinds[store.value.number] == dtype:
+            return self.spelling.write(self.address(load), self._of_halves(store.value))
         return self.spelling.store(dtype, self.address(load), self.vector(store.value))
+
+    # -- what is kept in memory of its own
+
+    def kind_of(self, node: Expr) -> str:
+        """Return the type of what keeps a value."""
+        if self._is_halves(node):
+            return self.spelling.named(SHORT[self._halves.kinds[node.number]])
+        return self.spelling.kind(node.dtype) if self.is_vector(node) else self._language.value_type(node.dtype)
+
+    def kept(self, node: Expr) -> str:
+        """Return the text of what is kept of a value."""
+        if self._is_halves(node):
+            return self._of_halves(node)
+        return self.value(node)
+
+    def take_kept(self, node: Expr, place: str) -> None:
+        """Let a place where a value is kept stand for it from here on."""
+        if self._is_halves(node):
+            self._names_of_halves[node.number] = place
+            place = self.spelling.widened(place, self._halves.kinds[node.number])
+        self.name(node, place)
 
     # -- inside
 
@@ -84,15 +123,84 @@ class LaneStatements(Statements):
         if not self.is_vector(node):
             super()._declare(node, label, lines)
             return
+        if self._widens_halves(node):
+            if not self._has_halves(node.args[0]):
+                self._declare(node.args[0], label, lines)
+            self.name(node, self.value(node.args[0]))
+            return
+        if self._is_halves(node):
+            self._declare_halves(node, label, lines)
+            return
+        name = self._variable(node, label)
+        lines.append(f"const {self.spelling.kind(node.dtype)} {name} = {bare(self._text(node))};")
+        self.name(node, name)
+
+    def _variable(self, node: Expr, label: str | None) -> str:
+        """Return the name of the variable that has a value, which may have been computed in an earlier loop, too."""
         name = self._declared.get(node.number)
         if name is None:
             name = self._declared[node.number] = self.fresh_name(label or ("v" if node.op == "load" else "t"))
-        lines.append(f"const {self.spelling.kind(node.dtype)} {name} = {bare(self._text(node))};")
-        self.name(node, name)
+        return name
+
+    # -- vectors of halves
+
+    def _declare_halves(self, node: Expr, label: str | None, lines: list[str]) -> None:
+        """Declare a value in 16 bits, and in float32 where it is needed there."""
+        kind, text = self._halves.kinds[node.number], self._of_halves(node)
+        if not text.isidentifier():
+            name = self._variable(node, label)
+            lines.append(f"const {self.spelling.named(SHORT[kind])} {name} = {bare(text)};")
+            text = name
+        self._names_of_halves[node.number] = text
+        wide = self.spelling.widened(text, kind)
+        if node.number in self._halves.widened:
+            name = self._wide.get(node.number) or self.fresh_name(f"{text}_wide")
+            self._wide[node.number] = name
+            lines.append(f"const {self.spelling.kind(kind)} {name} = {wide};")
+            wide = name
+        self.name(node, wide)
+
+    def _is_halves(self, node: Expr) -> bool:
+        """Whether a value is a vector of halves now."""
+        return node.number in self._halves.kinds and self.is_vector(node)
+
+    def _has_halves(self, node: Expr) -> bool:
+        """Whether a value is a vector of halves that has a name."""
+        return node.number in self.names and node.number in self._names_of_halves
+
+    def _widens_halves(self, node: Expr) -> bool:
+        """Whether a value is that of a vector of halves: it is made where it is needed, if it is."""
+        return node.op == "cast" and node.dtype == "float32" and self._is_halves(node.args[0])
+
+    def _of_halves(self, node: Expr) -> str:
+        """Return the text of a value as a vector of halves."""
+        if self._has_halves(node):
+            return self._names_of_halves[node.number]
+        kind = self._halves.kinds[node.number]
+        if node.op == "load":
+            zero = self.spelling.all_halves("0", kind)
+            return self._under(node, self.spelling.read(self.address(node.payload)), zero)
+        if node.op == "cast":
+            [rounded] = node.args
+            if self._is_halves(rounded):
+                return self._of_halves(rounded)
+            return self.spelling.halved(self.vector(rounded), rounded.dtype, kind)
+        return self.spelling.of_halves(node.op, [self._half_operand(arg, kind) for arg in node.args], kind)
+
+    def _half_operand(self, node: Expr, kind: str) -> str:
+        if self._widens_halves(node):
+            return self._of_halves(node.args[0])
+        if node.op == "constant":
+            return self.spelling.all_halves(f"({SHORT[kind]}){half_bits(node.payload, kind):#06x}", kind)
+        return self.spelling.all_halves(f"store_{SHORT[kind]}({bare(self.value(node))})", kind)
+
+    # -- the texts of vectors
 
     def _text(self, node: Expr) -> str:
         if not self.is_vector(node):
             return super()._text(node)
+        if self._is_halves(node):
+            return self.spelling.widened(self._of_halves(node), self._halves.kinds[node.number])
         if node.op == "load":
             return self._loaded(node)
         if node.op == "given":
@@ -114,11 +222,12 @@ class LaneStatements(Statements):
         return self.value(arg) if widens else self.vector(arg)
 
     def _loaded(self, node: Expr) -> str:
-        text = self.spelling.load(node.dtype, self.address(node.payload))
-        if not node.args:
-            return text
         zero = self.spelling.broadcast(self._language.literal(0, node.dtype), node.dtype)
-        return f"({self.value(node.args[0])} ? {text} : {zero})"
+        return self._under(node, self.spelling.load(node.dtype, self.address(node.payload)), zero)
+
+    def _under(self, load: Expr, text: str, zero: str) -> str:
+        """Return what is read under a load's condition, if it has one, and else zero."""
+        return f"({self.value(load.args[0])} ? {text} : {zero})" if load.args else text
 
     def _counted(self, node: Expr) -> str:
         assert self._lane is not None
@@ -209,3 +318,8 @@ class LaneAccumulator(Accumulator):
 def lane_accumulators(running: Sequence[Accumulator], language: CFamily) -> list[LaneAccumulator]:
     """Return, for the running values of rows, those of a vector's lanes."""
     return [LaneAccumulator(each.node, f"{each.name}_lanes", each.in_chunks, language) for each in running]
+
+
+def holds_rows_of(lane: Axis, values: Sequence[Expr]) -> bool:
+    """Whether some values have reductions that differ from lane to lane."""
+    return any(node.op == "reduce" and lane in node.axes for node in walk(*values, into_reductions=False))

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kagent_core.codegen.expressions import Expr, walk
+from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import Store
 from kagent_core.codegen.loops.columns import column_axis
 from kagent_core.codegen.loops.form import by_stride
 from kagent_core.codegen.loops.items_form import OnItems
-from kagent_core.codegen.loops.items_lanes import LaneAccumulator, lane_accumulators
-from kagent_core.codegen.loops.reductions import CHUNK, EXTREMES, Accumulator, chunked
+from kagent_core.codegen.loops.items_lanes import LaneAccumulator, holds_rows_of, lane_accumulators
+from kagent_core.codegen.loops.reductions import CHUNK, Accumulator, chunked
 from kagent_core.codegen.loops.rows import Rows
 from kagent_core.codegen.loops.states import is_compound
-from kagent_core.codegen.text import bare
 from kagent_core.codegen.vectors import sums_lanes
 
 
@@ -124,14 +123,8 @@ class ItemRows(OnItems, Rows):
     def value_of(self, node: Expr) -> str:
         """Return what a reduction takes in, as a text that may be repeated."""
         statements = self.statements
-        if not statements.is_vector(node) and not statements.is_vector(node.args[0]):
-            return super().value_of(node)
-        value = statements.vector(node.args[0])
-        if node.payload.kind not in EXTREMES or value.isidentifier():
-            return value
-        name = statements.fresh_name("taken")
-        self.text.add(f"const {statements.spelling.kind(node.dtype)} {name} = {bare(value)};")
-        return name
+        of_vectors = statements.is_vector(node) or statements.is_vector(node.args[0])
+        return self.taken(node) if of_vectors else super().value_of(node)
 
     # -- rows
 
@@ -150,7 +143,7 @@ class ItemRows(OnItems, Rows):
         if not axes or self.statements.lane is not None or not all(map(sums_lanes, nodes)):
             return False
         values = [node.args[0] for node in nodes]
-        return self.takes_lanes(axes[-1], values) and not _holds_rows_of(axes[-1], values)
+        return self.takes_lanes(axes[-1], values) and not holds_rows_of(axes[-1], values)
 
     def _write_plain(
         self,
@@ -237,7 +230,7 @@ class ItemRows(OnItems, Rows):
         axes = self.store_order()
         values = [store.value for store in stores]
         alone = self.statements.lane is None and axes
-        if not alone or not self.takes_lanes(axes[-1], values, stores) or _holds_rows_of(axes[-1], values):
+        if not alone or not self.takes_lanes(axes[-1], values, stores) or holds_rows_of(axes[-1], values):
             super()._write_full_stores(stores)
             return
         loops = [{axis} for axis in axes]
@@ -251,8 +244,3 @@ class ItemRows(OnItems, Rows):
             self.text.add(*self.statements.place(values, loops)[-1])
             self.store_all(stores)
         self.text.close(len(axes) - 1)
-
-
-def _holds_rows_of(lane: Axis, values: Sequence[Expr]) -> bool:
-    """Whether some values have reductions that differ from lane to lane."""
-    return any(node.op == "reduce" and lane in node.axes for node in walk(*values, into_reductions=False))

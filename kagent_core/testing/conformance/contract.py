@@ -13,6 +13,7 @@ import torch
 from kagent_core.errors import KagentError, KernelExecutionError
 from kagent_core.specs import Device, DeviceInfo, KernelDescriptor, LaunchConfig
 from kagent_core.testing.compare import assert_same
+from kagent_core.testing.conformance import recording
 from kagent_core.testing.conformance.case import CannotRunError, Case, Ran, Target
 from kagent_core.testing.conformance.checks import Checks
 from kagent_core.testing.conformance.compared import assert_bytes, noise
@@ -27,7 +28,8 @@ FAR_TOO_MUCH = 1 << 50
 
 def cases(target: Target) -> Iterator[Case]:
     """Yield the level's cases."""
-    return checks.cases(target)
+    yield from checks.cases(target)
+    yield from recording.checks.cases(target)
 
 
 # -- what the device tells of itself

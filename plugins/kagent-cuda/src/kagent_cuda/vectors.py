@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from kagent_core.codegen.c_family import FLOAT_FUNCTIONS, SHORT
 from kagent_core.codegen.dtypes import HALVES
@@ -31,6 +32,63 @@ INLINE bf16 f32_to_bf16(f32 x) { bf16 bits; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"
 #endif
 #endif
 """
+
+# Of an emulated device, float64 takes the place of the device's exact result: it is rounded once, by way of a float32
+# whose last bit says that something was lost.
+_PAIRS = r"""
+/* two halves at once, rounded once. With .rn the assembler makes no multiply-add of a product and a sum. */
+#ifdef KAGENT_EMULATED
+INLINE f32 to_odd_f32(f64 x) {
+    u32 bits = f32_bits((f32)x);
+    f64 found = bits_f32(bits), over = x < 0 ? x - found : found - x;
+    return bits_f32(over == 0 || x != x || bits & 1 ? bits : over < 0 ? bits + 1 : bits - 1);
+}
+#define PAIR_OF(KIND, a, SIGN, b) store_##KIND(to_odd_f32((f64)load_##KIND((KIND)(a)) SIGN (f64)load_##KIND((KIND)(b))))
+#else
+#define PAIR_OF(KIND, a, SIGN, b) store_##KIND(load_##KIND((KIND)(a)) SIGN load_##KIND((KIND)(b)))
+#endif
+#define DEFINE_PAIR(NAME, KIND, SIGN) \
+    INLINE u32 NAME(u32 a, u32 b) { \
+        return PAIR_OF(KIND, a, SIGN, b) | (u32)PAIR_OF(KIND, a >> 16, SIGN, b >> 16) << 16; \
+    }
+#define DEFINE_PAIR_OF(NAME, TEXT) \
+    INLINE u32 NAME(u32 a, u32 b) { u32 c; asm(TEXT : "=r"(c) : "r"(a), "r"(b)); return c; }
+"""
+
+PAIRED: Mapping[str, str] = MappingProxyType({"add": "+", "sub": "-", "mul": "*"})
+"""Primitives that devices have for two halves at once, and their operators.
+
+They compute them exactly and round once, where eager PyTorch rounds to float32 first, to the same numbers: see
+`kagent_core.codegen.loops.half_values`. Numbers below the least normal one are kept, as ``.ftz`` is not asked for."""
+
+# Before 9.0, bfloat16 has multiply-adds alone: times 1, or plus -0, they are sums and products, with their signs of 0.
+_BF16_FUSED = {
+    "add": "{ .reg .b32 one; mov.b32 one, 0x3f803f80; fma.rn.bf16x2 %0, %1, one, %2; }",
+    "sub": "{ .reg .b32 less; mov.b32 less, 0xbf80bf80; fma.rn.bf16x2 %0, %2, less, %1; }",
+    "mul": "{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 %0, %1, %2, zero; }",
+}
+
+
+def _of_pairs(primitive: str, short: str) -> str:
+    """Return the function of vectors of halves that a primitive is, which takes them two by two."""
+    name = f"{primitive}_pair_{short}"
+    in_software = f"DEFINE_PAIR({name}, {short}, {PAIRED[primitive]})"
+    in_hardware = f'DEFINE_PAIR_OF({name}, "{primitive}.rn.{short}x2 %0, %1, %2;")'
+    if short == "f16":
+        ways = [("ifdef KAGENT_EMULATED", in_software), ("else", in_hardware)]
+    else:
+        fused = f'DEFINE_PAIR_OF({name}, "{_BF16_FUSED[primitive]}")'
+        ways = [("if defined(KAGENT_EMULATED) || __CUDA_ARCH__ < 800", in_software)]
+        ways += [("elif __CUDA_ARCH__ < 900", fused), ("else", in_hardware)]
+    function = (
+        f"INLINE {short}xW {name.replace('_pair', '')}xW({short}xW a, {short}xW b) {{\n"
+        f"    union {{ {short}xW lanes; u32 pairs[W / 2]; }} x, y;\n"
+        f"    x.lanes = a;\n    y.lanes = b;\n"
+        f"    for (i32 n = 0; n < W / 2; n++) x.pairs[n] = {name}(x.pairs[n], y.pairs[n]);\n"
+        "    return x.lanes;\n}"
+    )
+    return "\n".join([line for way, text in ways for line in (f"#{way}", text)] + ["#endif", function])
+
 
 _STRUCTURE = """
 /* neighbouring elements that one thread computes; comparisons give masks, which are 0 or -1 in every lane */
@@ -97,6 +155,7 @@ class CudaVectors(Vectors):
     """
 
     even_lines = True
+    half_arithmetic = PAIRED
 
     def preamble(self) -> str:
         """Return the structure, its operators and functions, and the names of its kinds."""
@@ -107,6 +166,8 @@ class CudaVectors(Vectors):
         lines += ["};", _HELPERS.strip()]
         lines += [f"typedef lanes_of<{short}> {self.named(short)};" for short in self.language.types]
         lines += [_HALF.strip().replace("HALF", SHORT[half]) for half in sorted(HALVES)]
+        lines.append(_PAIRS.strip())
+        lines += [_of_pairs(primitive, SHORT[half]) for half in sorted(HALVES) for primitive in PAIRED]
         lines += [line for short, dtype in (("f32", "float32"), ("f64", "float64")) for line in self._of(short, dtype)]
         lines += self._over_lanes()
         lines += [f"#define convert_{self.named(short)}(x) (({self.named(short)})(x))" for short in ("u32", "u64")]
@@ -154,7 +215,7 @@ class CudaVectors(Vectors):
 
     def load(self, dtype: str, address: str) -> str:
         """Return the values of neighbouring elements, given the address of the first one."""
-        loaded = f"load_lanes({address})"
+        loaded = self.read(address)
         if dtype in HALVES:
             return f"load_{self.named(SHORT[dtype])}({loaded})"
         return f"({loaded} != 0)" if dtype == "bool" else loaded
@@ -165,7 +226,15 @@ class CudaVectors(Vectors):
             values = f"store_{self.named(SHORT[dtype])}({bare(values)})"
         elif dtype == "bool":
             values = self.convert(f"(-{values})", "i32", "b8")
-        return f"store_lanes({address}, {bare(values)});"
+        return self.write(address, values)
+
+    def read(self, address: str) -> str:
+        """Return neighbouring elements as they are in memory, given the address of the first one."""
+        return f"load_lanes({address})"
+
+    def write(self, address: str, elements: str) -> str:
+        """Return the statement that writes neighbouring elements, given as they are to be in memory."""
+        return f"store_lanes({address}, {bare(elements)});"
 
     # -- values
 
