@@ -12,15 +12,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import PlainTensorMeta, ViewAndMutationMeta
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from kagent_core.capture.aliasing import guard_aliases
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
 from kagent_core.capture.lazy_bits import lazy_bits_as_captured
+from kagent_core.capture.unlike_host import UNLIKE_HOST
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
-from kagent_core.inference import inference_runner
+from kagent_core.inference import check_float32_products, inference_runner
 from kagent_core.inspect.logs import get_logger
 from kagent_core.kernels import KernelSet, active_kernels
 from kagent_core.pipeline import CompiledGraph
@@ -85,19 +87,20 @@ def _compile(
     graph_module: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None, mode: str | None
 ) -> Callable[..., Any]:
     session = session_for(load_config(options=dict(options or {})))
+    check_float32_products(session)
     if mode not in (None, "default"):
         log.warning("torch.compile's mode '%s' has no meaning for kagent and is ignored", mode)
-    capture = _Capture(session, f"graph{next(_numbers)}")
+    capture = _Capture(session, f"graph{next(_numbers)}", len(example_inputs))
     compiled = aot_autograd(
         fw_compiler=capture.compiler("forward"),
         bw_compiler=capture.compiler("backward"),
         inference_compiler=capture.compiler("inference"),
-        decompositions=decompositions(),
+        decompositions=decompositions() | UNLIKE_HOST,
         keep_inference_input_mutations=True,
     )(graph_module, example_inputs)
     return guard_aliases(
         graph_module,
-        compiled,
+        _without_wrappers(capture.direct, compiled) if capture.direct is not None else compiled,
         capture.written,
         example_inputs,
         capture.name,
@@ -136,6 +139,31 @@ def _with_active_kernels(session: Session, make: Callable[[Session], GraphRunner
     return run
 
 
+def _without_wrappers(run: GraphRunner, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs an inference graph that AOTAutograd's wrappers add nothing to, but a microsecond and a half.
+
+    They turn gradients off, so where those are on, they are needed.
+    """
+    is_grad_enabled = torch.is_grad_enabled
+
+    def call(*args: Any) -> Any:
+        return wrapped(*args) if is_grad_enabled() else run(list(args))
+
+    return call
+
+
+def _adds_nothing(metadata: ViewAndMutationMeta) -> bool:
+    """Whether AOTAutograd's wrappers give and take what the graph does: no views, no written inputs, no subclasses."""
+    if metadata.tokens or metadata.is_rng_op_functionalized or metadata.dynamic_outputs:
+        return False
+    if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
+        return False
+    if metadata.num_outputs_aliased or metadata.num_intermediate_bases:
+        return False
+    plain = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta)
+    return all(isinstance(meta, PlainTensorMeta) for meta in plain)
+
+
 def _boxed(run: GraphRunner) -> GraphRunner:
     """Tell AOTAutograd that a runner takes its arguments as one list, which it may empty."""
 
@@ -147,33 +175,57 @@ def _boxed(run: GraphRunner) -> GraphRunner:
 
 
 class _Capture:
-    """Compiles the graphs that AOTAutograd makes of one of Dynamo's graphs."""
+    """Compiles the graphs that AOTAutograd makes of one of Dynamo's graphs.
 
-    def __init__(self, session: Session, name: str) -> None:
+    Parameters
+    ----------
+    session
+        To compile for.
+    name
+        For logs and dumps.
+    arguments
+        Of Dynamo's graph.
+
+    Attributes
+    ----------
+    written
+        Inputs that the graph writes.
+    direct
+        What runs an inference graph that can be called with the arguments themselves; None where there is none.
+    """
+
+    def __init__(self, session: Session, name: str, arguments: int) -> None:
         self.session = session
         self.name = name
+        self.arguments = arguments
         self.written: frozenset[int] = frozenset()
+        self.direct: GraphRunner | None = None
 
     def compiler(self, kind: str) -> Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], list[Any]]]:
         """Return a compiler for AOTAutograd's forward, backward or inference graph."""
 
         def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
-            parameters = self._note_written()
-            run = self._compile(graph_module, f"{self.name}_{kind}", parameters if kind == "inference" else ())
+            metadata = self._note_written()
+            inference = metadata if kind == "inference" else None
+            parameters = frozenset(inference.static_input_indices) if inference is not None else frozenset()
+            run = self._compile(graph_module, f"{self.name}_{kind}", parameters)
+            if inference is not None and _adds_nothing(inference) and why_not_a_program(graph_module) is None:
+                given = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+                self.direct = run if len(given) == self.arguments else None
             # Dynamo's guards watch the lazy bits of forward inputs; nobody watches those of gradients that come back
             return _boxed(lazy_bits_as_captured(graph_module, run) if kind == "backward" else run)
 
         return compile_graph
 
-    def _note_written(self) -> Collection[int]:
-        """Note which inputs the graph writes, and return which are parameters or buffers of a model."""
+    def _note_written(self) -> ViewAndMutationMeta | None:
+        """Note which inputs the graph writes, and return what AOTAutograd knows about it."""
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
         if metadata is not None:
             self.written = frozenset(
                 index for index, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
             )
-        return frozenset(metadata.static_input_indices) if metadata is not None else ()
+        return metadata
 
     def _compile(
         self, graph_module: GraphModule, name: str, parameters: Collection[int]

@@ -110,6 +110,7 @@ def kernels(
 ) -> list[OneKernel]:
     """Return the kernel of each function for its arguments. All are compiled at once."""
     programs = [program(function, *args) for function, args in cases]
+    making = making or generator()
     sources = [source_of(made, making) for made in programs]
     texts = dict.fromkeys(source.text for source in sources)
     for number, source in enumerate(sources):
@@ -118,7 +119,8 @@ def kernels(
         texts[f"void run_{number}(i64 *a) {{ {source.name}({', '.join(passed)}); }}\n"] = None
     compiler = find_compiler()
     assert compiler is not None
-    library = load(CLanguage().preamble() + "".join(texts), load_config({"device": "cpu"}).cache_dir, compiler)
+    assert isinstance(making.language, CLanguage)
+    library = load(making.language.preamble() + "".join(texts), load_config({"device": "cpu"}).cache_dir, compiler)
     return [
         OneKernel(made, source, library.function(f"run_{number}"))
         for number, (made, source) in enumerate(zip(programs, sources, strict=True))

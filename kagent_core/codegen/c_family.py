@@ -14,8 +14,10 @@ from typing import Self
 
 from kagent_core.codegen.dtypes import FLOATS, HALVES, INTEGERS, NBITS, UNSIGNED, compute_dtype
 from kagent_core.codegen.expressions import Expr
+from kagent_core.codegen.host_vectors import HostVectors
 from kagent_core.codegen.kernel import KernelArg
 from kagent_core.codegen.philox import SCALAR_HELPERS
+from kagent_core.codegen.register_tiles import RegisterTiles
 from kagent_core.codegen.text import Text, bare
 
 SHORT = {
@@ -176,6 +178,9 @@ class CFamily:
     item_nbytes = 2 * 1024 * 1024
     """Most bytes of memory of its own that a work-item has: where it is a thread of a CPU, of its stack."""
 
+    host_vectors: HostVectors | None = None
+    """Vectors of gcc and clang, in the C of a CPU: then attention has kernels that are written with them."""
+
     index_type = "i64"
     """Type of the variables that count and address elements."""
 
@@ -199,6 +204,9 @@ class CFamily:
 
     one_pass = False
     """Whether a row is read once wherever it can be, element by element: where no cache holds it in between."""
+
+    register_tiles: RegisterTiles | None = None
+    """Tiles of sums that the language's functions keep in vector registers: of a CPU; None where there are none."""
 
     def finished(self, text: str) -> str:
         """Return a kernel's text as it is compiled, given as it was written: by default the same."""

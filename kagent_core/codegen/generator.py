@@ -65,6 +65,9 @@ class ExpressionGenerator:
         parametrised ones do not.
     library_is_better
         Given a call, whether what the registry resolves is faster than loops for the call alone.
+    generic_is_better
+        Given a call, whether a parametrised kernel is better than what the registry resolves, so that it outranks that,
+        and pointwise operators are computed where it stores its result.
     preamble
         What each kernel's source begins with, for a device that loads every kernel by itself.
     """
@@ -79,6 +82,7 @@ class ExpressionGenerator:
         fuses_generic: bool = True,
         prefers_all: bool = False,
         library_is_better: Callable[[OpCall], bool] = lambda call: False,
+        generic_is_better: Callable[[OpCall], bool] = lambda call: False,
         preamble: str = "",
     ) -> None:
         self.language = language
@@ -89,6 +93,7 @@ class ExpressionGenerator:
         self._fuses_generic = fuses_generic
         self._prefers_all = prefers_all
         self._library_is_better = library_is_better
+        self._generic_is_better = generic_is_better
         self._preamble = preamble
         self._choose_tiles: ChooseTiles = lambda calls: TileChoice()
         self._languages = (language.narrowed(), language) if language.narrow_indices else (language,)
@@ -118,6 +123,8 @@ class ExpressionGenerator:
             return False
         if self._prefers_all:
             return True
+        if self._generic_is_better(call):
+            return self.can_generate([call]) is None
         return call.signature in self._rules and not self._library_is_better(call) and self._is_lowered(call)
 
     def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
@@ -257,7 +264,8 @@ class ExpressionGenerator:
     def _takes_generic(self, calls: Sequence[OpCall]) -> bool:
         if self._generic is None or calls[0].signature not in self._generic:
             return False
-        return (len(calls) == 1 or self._fuses_generic) and self._generic.refusal(calls) is None
+        fuses = len(calls) == 1 or self._fuses_generic or self._generic_is_better(calls[0])
+        return fuses and self._generic.refusal(calls) is None
 
 
 def _named(made: KernelSource, calls: Sequence[OpCall]) -> KernelSource:

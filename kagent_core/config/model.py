@@ -82,6 +82,12 @@ class Config(BaseSettings):
         description="where generated kernels round float16 and bfloat16: after every operator, as eager PyTorch does, "
         "or only where a kernel ends",
     )
+    float32_products: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="what, in inference, products and convolutions of float32 tensors with a model's weights are "
+        "computed in: float32, or bfloat16 where the device has units for that, with results that are as exact as "
+        "bfloat16 is",
+    )
     random_numbers: Literal["auto", "device", "eager"] = Field(
         "auto",
         description="where random numbers come from: auto (eager PyTorch's where the device has PyTorch's kernels, "

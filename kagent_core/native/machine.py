@@ -17,6 +17,17 @@ def machine_identity() -> tuple[str, ...]:
     return (platform.machine(), *(_cpu_fields() or (platform.processor(),)), _c_library())
 
 
+def vector_nbytes() -> int:
+    """Return the bytes of the widest vector registers that the CPU is known to have."""
+    features = {feature for field in machine_identity() for feature in field.split()}
+    return 64 if "avx512f" in features else 32 if "avx2" in features else 16
+
+
+def vector_registers() -> int:
+    """Return how many vector registers the CPU is known to have."""
+    return 32 if vector_nbytes() == 64 or platform.machine().lower() in ("aarch64", "arm64") else 16
+
+
 def _cpu_fields() -> tuple[str, ...]:
     found = []
     try:

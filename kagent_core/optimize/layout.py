@@ -14,8 +14,18 @@ aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
+_CONVERSION = "conversion"
+
+
 class LayoutError(Exception):
     """A graph whose strides cannot be kept: it is not rewritten."""
+
+
+def channels_last(graph: InferenceGraph, source: Node) -> Node:
+    """Insert a conversion to channels-last, which `propagate_strides` drops where the tensor turns out to be so."""
+    node = graph.call(aten.clone.default, source, memory_format=torch.channels_last)
+    node.meta[_CONVERSION] = True
+    return node
 
 
 def propagate_strides(graph: InferenceGraph) -> int:
@@ -36,6 +46,7 @@ def propagate_strides(graph: InferenceGraph) -> int:
             copies += _restore(graph, node, before)
         elif node.op == "call_function" and "prepared" not in node.meta:
             copies += _update(graph, node, before)
+            copies += _convert(graph, node)
     return copies
 
 
@@ -48,6 +59,18 @@ def _update(graph: InferenceGraph, node: Node, before: dict[Node, Any]) -> int:
         copies = _restore(graph, node, before)
     node.meta = {**node.meta, "val": graph.evaluated(node)}
     return copies
+
+
+def _convert(graph: InferenceGraph, node: Node) -> int:
+    """Drop a conversion of what is laid out so already; return 1 for one that stays."""
+    if _CONVERSION not in node.meta:
+        return 0
+    [source] = node.all_input_nodes
+    if not graph.fake(source).is_contiguous(memory_format=torch.channels_last):
+        return 1
+    node.replace_all_uses_with(source)
+    graph.graph.erase_node(node)
+    return 0
 
 
 def _is_viewable(graph: InferenceGraph, node: Node) -> bool:

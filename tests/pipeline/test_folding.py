@@ -319,11 +319,11 @@ def test_a_kernel_of_the_devices_own_is_not_rewritten_away() -> None:
 @torch.no_grad()
 def test_graphs_with_symbolic_sizes_are_folded_and_packed(folded: list[FoldedGraph]) -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.Flatten(2), nn.Linear(49, 5)
+        nn.Conv2d(12, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.Flatten(2), nn.Linear(49, 5)
     ).eval()
     run = torch.compile(model, backend="kagent", options={"device": "cpu"}, dynamic=True)
     for batch in (2, 5, 3):
-        x = torch.randn(batch, 3, 9, 9)
+        x = torch.randn(batch, 12, 9, 9)
         assert_as_exact(run(x), model(x), copy.deepcopy(model).double()(x.double()), 2, f"batch {batch}")
     (graph,) = folded
     targets = {str(node.target) for node in graph._parts.main.graph.nodes}

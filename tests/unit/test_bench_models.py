@@ -99,6 +99,16 @@ def test_networks_are_the_published_ones() -> None:
     assert LastState(8)(torch.randn(2, 5, 8)).shape == (2, 10)
 
 
+def test_the_recurrent_network_is_an_lstm_that_compilers_get_as_a_whole() -> None:
+    network, x = LastState(8).eval(), torch.randn(2, 5, 8)
+    lstm = nn.LSTM(8, 8, num_layers=2, batch_first=True).eval()
+    for mine, theirs in zip(network.weights, lstm.parameters(), strict=True):
+        theirs.data = mine.data
+    with torch.no_grad():
+        assert torch.equal(network(x), network.head(lstm(x)[0][:, -1]))
+    assert torch._dynamo.explain(network)(x).graph_break_count == 0
+
+
 @pytest.mark.parametrize("name", ["mobilenetv3", "layers", "unet", "lstm", "llama"])
 def test_a_model_is_the_same_in_every_process_and_has_the_batch_that_is_asked_for(name: str) -> None:
     model = zoo.BY_NAME[name]

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from kagent_core.capture.random import is_seeded
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
+from kagent_core.codegen.generic.host_attention import write_host_attention
 from kagent_core.codegen.generic.shared_attention import write_shared_attention
 from kagent_core.codegen.generic.shared_gradients import write_shared_gradients
 from kagent_core.codegen.generic.tiled import Sums, multiply_tile
+from kagent_core.codegen.table import NotLoweredError
 from kagent_core.codegen.vectors import Vectors
 from kagent_core.specs import OpCall, TensorSpec
+
+_UNEVEN = "{} heads of queries and {} of keys"
 
 LARGEST_HEAD = 1024
 """Largest size of a head: a work-item keeps some queries and keys in memory of its own."""
@@ -36,11 +40,16 @@ def _refusal(call: OpCall) -> str | None:
         return f"{call.name} has operands of several types"
     if mask is not None and mask.dtype.name not in ("bool", "float32", query.dtype.name):
         return f"{call.name} has a mask of {mask.dtype}"
-    if query.shape[:2] != key.shape[:2]:
-        return f"{call.name} has {query.shape[1]} heads of queries and {key.shape[1]} of keys"
+    if query.shape[0] != key.shape[0] or query.shape[1] % max(key.shape[1], 1) or key.shape[1] != value.shape[1]:
+        return f"{call.name} has {_UNEVEN.format(query.shape[1], key.shape[1])}"
     if not 0 < max(query.shape[3], value.shape[3]) <= LARGEST_HEAD:
         return f"{call.name} has heads that are empty or of more than {LARGEST_HEAD} elements"
     return None
+
+
+def _refusal_of_gradients(call: OpCall) -> str | None:
+    heads, others = (call.arguments[name].shape[1] for name in ("query", "key"))
+    return _refusal(call) or (None if heads == others else f"{call.name} has {_UNEVEN.format(heads, others)}")
 
 
 @GENERIC.kernel("aten::_scaled_dot_product_flash_attention_for_cpu", accepts=_refusal)
@@ -56,6 +65,11 @@ def attention(
 ) -> None:
     """Write the attention of some queries of a head per work-item, and the logarithm of the sum of their scores."""
     heads = Heads.of(k, query, key, value, is_causal, attn_mask, scale)
+    if k.language.host_vectors is not None:
+        write_host_attention(k, heads, k.language.host_vectors)
+        return
+    if query.shape[1] != key.shape[1]:
+        raise NotLoweredError(_UNEVEN.format(query.shape[1], key.shape[1]))
     if k.work_groups is not None:
         write_shared_attention(k, heads)
         return
@@ -133,7 +147,7 @@ def _weights(k: KernelBuilder, heads: Heads, exp: str) -> None:
     k.add(f"const {heads.kind} sum = {vectors.over_lanes('sum', heads.kind, 'sums')};")
 
 
-@GENERIC.kernel("aten::_scaled_dot_product_flash_attention_for_cpu_backward", accepts=_refusal)
+@GENERIC.kernel("aten::_scaled_dot_product_flash_attention_for_cpu_backward", accepts=_refusal_of_gradients)
 def attention_backward(
     k: KernelBuilder,
     grad_out: TensorSpec,

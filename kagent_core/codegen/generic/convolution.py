@@ -11,6 +11,7 @@ from kagent_core.codegen.dtypes import HALVES, compute_dtype
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.depthwise import Store, write_depthwise
+from kagent_core.codegen.generic.direct_convolution import takes_direct, write_direct
 from kagent_core.codegen.generic.geometry import Window, is_channels_last
 from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.generic.tiled import Coordinates, Operand, Places, Product, write_product
@@ -102,6 +103,11 @@ def _over_windows(
             value = k.converted(source.dtype, f"{value} + {k.read(bias).at(channel)}")
         k.store([place[0], channel, *place[1:]], value, number)
 
+    tiles = k.language.register_tiles
+    lies_so = not window.inverted and takes_direct(source.spec, weight.spec, out, window.groups)
+    if tiles is not None and lies_so:
+        write_direct(k, tiles, out, source, weight, window, store)
+        return
     made, read = out.shape[1] // window.groups, source.spec.shape[1] // window.groups
     if read == 1 and window.groups > 1:
         write_depthwise(k, out, source, weight, window, store)

@@ -40,7 +40,12 @@ class Activation:
 
 
 def activation_after(graph: InferenceGraph, node: Node) -> Activation | None:
-    """Return the activation that is all that becomes of a node's result, or None."""
+    """Return the activation that is all that becomes of a node's result, or None.
+
+    In half types eager PyTorch rounds before the activation and after it, which oneDNN does once: there is none.
+    """
+    if graph.fake(node).dtype is not torch.float32:
+        return None
     user = graph.only_user(node)
     if user is not None and graph.is_free(user):
         if user.target is aten.sigmoid.default:

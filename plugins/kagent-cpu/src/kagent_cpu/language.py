@@ -6,6 +6,9 @@ import ctypes
 import functools
 
 from kagent_core.codegen.c_family import PREAMBLE_HELPERS, CFamily
+from kagent_core.codegen.host_vectors import HostVectors
+from kagent_core.codegen.register_tiles import RegisterTiles
+from kagent_core.native.machine import vector_nbytes, vector_registers
 
 _UNARY = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan"),
@@ -104,11 +107,16 @@ INLINE f32 lgamma_f32(f32 x) {
 }
 """
 
+_VECTORS = HostVectors(vector_nbytes(), vector_registers())
+_REGISTER_TILES = RegisterTiles(vector_nbytes() // 4, vector_registers())
 _OWN_FUNCTIONS = {(name, "float32"): f"{name}_f32" for name in ("erf", "exp", "fmod", "lgamma")}
 
 
 class CLanguage(CFamily):
     """C11 with GNU extensions."""
+
+    host_vectors = _VECTORS
+    register_tiles = _REGISTER_TILES
 
     def function(self, name: str, dtype: str) -> str:
         """Return C's name of a function, or that of a faster one of our own."""
@@ -128,7 +136,7 @@ def _preamble() -> str:
     declared = [*(_declaration(name, 1) for name in _UNARY + _SCALAR_UNARY)]
     declared += [_declaration(name, 2) for name in _BINARY + _SCALAR_BINARY]
     declared += ["f64 fma(f64, f64, f64); f32 fmaf(f32, f32, f32); f64 ldexp(f64, int); f32 ldexpf(f32, int);"]
-    return "\n".join([_TYPES.strip(), *declared, PREAMBLE_HELPERS.strip(), _FUNCTIONS.strip(), ""])
+    return "\n".join([_TYPES.strip(), *declared, PREAMBLE_HELPERS.strip(), _FUNCTIONS.strip(), _VECTORS.preamble(), ""])
 
 
 def _declaration(name: str, arity: int) -> str:

@@ -102,9 +102,10 @@ def kagent_graph_optimizer(info: DeviceInfo, config: Config) -> GraphOptimizer |
         return None
     if not torch.backends.mkldnn.is_available():
         return None
+    from kagent_core.native import find_compiler
     from kagent_cpu.prepacking import Prepacking
 
-    return Prepacking()
+    return Prepacking(config.float32_products, config.generated_kernels != "off" and find_compiler() is not None)
 
 
 def _processor_name() -> str:

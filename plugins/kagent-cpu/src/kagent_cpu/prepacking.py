@@ -11,8 +11,14 @@ import torch
 from torch.fx import Node
 
 from kagent_core.device import GraphOptimizer
+from kagent_core.inspect.logs import get_logger
 from kagent_core.optimize.inference_graph import InferenceGraph
 from kagent_cpu.activations import activation_after
+from kagent_cpu.direct import is_direct, lay_out
+from kagent_cpu.direct_products import is_direct_product, lay_out_product
+from kagent_cpu.reduced_precision import in_bfloat16, packed_dtypes, why_not_in
+
+log = get_logger("capture")
 
 aten = torch.ops.aten
 
@@ -20,24 +26,61 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 class Prepacking(GraphOptimizer):
-    """Packs weights for oneDNN."""
+    """Packs weights for oneDNN.
+
+    Parameters
+    ----------
+    float32_products
+        What products and convolutions of float32 tensors are computed in.
+    generates
+        Whether there are generated kernels.
+    """
+
+    def __init__(self, float32_products: str = "float32", generates: bool = False) -> None:
+        self._generates = generates
+        self._reduces = float32_products == "bfloat16" and why_not_in("bfloat16") is None
+
+    def why_not_float32_products_in(self, dtype: str) -> str | None:
+        """Return why float32 products cannot be computed in another type."""
+        return why_not_in(dtype)
 
     def optimize(self, graph: InferenceGraph) -> None:
         """Replace products and convolutions whose weights are constants."""
-        for node in graph.calls(aten.convolution.default):
-            if _is_packable_convolution(graph, node):
-                _pack_convolution(graph, node)
-        for node in graph.calls(aten.addmm.default, aten.mm.default):
-            if _is_packable_product(graph, node):
-                _pack_product(graph, node)
+        self._pack(graph)
         graph.clean()
+        reduced = sum("reduced" in node.meta for node in graph.graph.nodes)
+        if reduced:
+            log.info("%d products and convolutions of float32 tensors are computed in bfloat16, as asked for", reduced)
+
+    def _pack(self, graph: InferenceGraph) -> None:
+        for node in graph.calls(aten.convolution.default):
+            if not _is_packable_convolution(graph, node):
+                continue
+            convolution = self._reduced(graph, node)
+            if self._generates and is_direct(graph, convolution):
+                lay_out(graph, convolution)
+            else:
+                _pack_convolution(graph, convolution)
+        for node in graph.calls(aten.addmm.default, aten.mm.default):
+            if not _is_packable_product(graph, node):
+                continue
+            product = self._reduced(graph, node)
+            one_row = _has_one_row(graph, product)
+            if self._generates and is_direct_product(graph, product, one_row):
+                lay_out_product(graph, product)
+            # a single row reads each weight once, in whatever order it lies: there MKL is faster, which has no bfloat16
+            elif not (one_row and graph.fake(product).dtype is torch.float32):
+                _pack_product(graph, product)
+
+    def _reduced(self, graph: InferenceGraph, node: Node) -> Node:
+        return in_bfloat16(graph, node) if self._reduces and graph.fake(node).dtype is torch.float32 else node
 
 
 def _is_packable_convolution(graph: InferenceGraph, node: Node) -> bool:
     _, weight, bias, *_, transposed, _, _ = node.args
     fake = graph.fake(node)
     constant = graph.is_constant(weight) and graph.is_constant(bias) and not graph.is_constant(node)
-    known = fake.dim() == 4 and fake.dtype is torch.float32 and not transposed
+    known = fake.dim() == 4 and fake.dtype in packed_dtypes() and not transposed
     return constant and known and not _is_empty(fake) and graph.is_free(node)
 
 
@@ -73,9 +116,11 @@ def _is_packable_product(graph: InferenceGraph, node: Node) -> bool:
         bias = node.args[0]
         if not graph.is_constant(bias) or graph.fake(bias).shape != fake.shape[1:]:
             return False
-    # a single row reads each weight once, in whatever order it lies
-    one_row = (_known_sizes(fake) or [0])[0] == 1
-    return fake.dtype is torch.float32 and not _is_empty(fake) and not _is_empty(graph.fake(weight)) and not one_row
+    return fake.dtype in packed_dtypes() and not _is_empty(fake) and not _is_empty(graph.fake(weight))
+
+
+def _has_one_row(graph: InferenceGraph, node: Node) -> bool:
+    return (_known_sizes(graph.fake(node)) or [0])[0] == 1
 
 
 def _pack_product(graph: InferenceGraph, node: Node) -> None:

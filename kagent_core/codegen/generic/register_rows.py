@@ -1,0 +1,140 @@
+"""Products with a matrix whose columns are neighbours in memory: sums stay in a CPU's vector registers.
+
+A tile is some rows by some neighbouring columns. Where rows or columns are no whole number of tiles, the last tile
+overlaps the one before, and stores what is new. Nothing is copied, and nothing is read beyond a tensor's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.spaces import Space
+from kagent_core.codegen.register_tiles import RegisterTiles, Tile
+from kagent_core.specs import TensorSpec
+
+StoreRow = Callable[[Sequence[str], str, str], None]
+"""Writes what stores an element: the coordinates of its row, its column, its value."""
+
+GAP = 16
+"""Elements that are left out between two rows of a matrix, for it to be taken for one that was laid out for this.
+
+Rows that are a power of two of bytes apart would lie in few sets of a cache.
+"""
+
+TALL = 8
+"""Tiles of rows, one below the other, that use the same columns."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of numbers that are neighbours in memory.
+
+    Attributes
+    ----------
+    pointer
+        To the first one.
+    step
+        How far neighbouring rows are apart.
+    space
+        Which rows there are, in the order in which they lie.
+    depth
+        Numbers of each.
+    """
+
+    pointer: str
+    step: int
+    space: Space
+    depth: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A matrix whose columns are neighbours in memory.
+
+    Attributes
+    ----------
+    pointer
+        To the first number.
+    step
+        How far the numbers of a column are apart.
+    count
+        Columns.
+    """
+
+    pointer: str
+    step: int
+    count: int
+
+
+def takes_rows(left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether a product of two matrices can be computed so, and the right one was laid out for it."""
+    if left.dtype.name != "float32" or right.dtype.name != "float32" or not left.numel or not right.numel:
+        return False
+    together = left.strides[1] == 1 or left.shape[1] == 1
+    return together and right.strides == (right.shape[1] + GAP, 1)
+
+
+def write_rows(k: KernelBuilder, tiles: RegisterTiles, rows: Rows, columns: Columns, store: StoreRow) -> None:
+    """Write the product: some tiles of rows by one of columns per work-item."""
+    extent = rows.space.extent
+    tile = tiles.choose("rows", extent, columns.count)
+    tall = tile.rows * TALL
+    axes = [("bi", -(-extent // tall)), ("bj", -(-columns.count // tile.width))]
+    # whichever of the two is read again for each block of the other one
+    again_right = rows.depth * (extent + columns.count * axes[0][1])
+    again_left = rows.depth * (columns.count + extent * axes[1][1])
+    ordered = axes if again_right <= again_left else axes[::-1]
+    with k.items(*ordered, steps=rows.depth * tile.width * min(tall, extent) // 16):
+        first_column(k, tile, columns.count)
+        k.add(f"const {k.index_type} i_first = bi * {tall};")
+        k.add(f"const {k.index_type} i_end = {k.least(k.size(extent), f'i_first + {tall}')};")
+        with k.loop("i", "i_end", "i_first", step=tile.rows):
+            k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(extent)} - {tile.rows}')};")
+            k.add(f"f32 made[{tile.rows * tile.width}];")
+            passed = [f"{rows.pointer} + at * {k.size(rows.step)}", k.size(rows.step), "1", "0", "1", "0"]
+            passed += [k.size(rows.depth), f"{columns.pointer} + j", "0", "0", k.size(columns.step)]
+            k.add(f"{tile.function('rows')}({', '.join(passed)}, made);")
+            _store_tile(k, tile, rows.space, columns.count, store)
+
+
+def first_column(k: KernelBuilder, tile: Tile, columns: int) -> None:
+    """Declare ``j``, a tile's first column, and ``begin``, the first one that the tile before does not have."""
+    k.add(f"const {k.index_type} past = {k.size(columns)} - {tile.width}, begin = bj * {tile.width};")
+    k.add(f"const {k.index_type} j = {k.least('begin', 'past')};")
+
+
+def store_columns(k: KernelBuilder, tile: Tile, columns: int, row: str, store: Callable[[str, str], None]) -> None:
+    """Write the loop that stores a row of ``made``, from ``begin`` on.
+
+    Parameters
+    ----------
+    columns
+        Of all tiles.
+    row
+        Its number in the tile.
+    store
+        Writes what stores an element: its column, its value.
+    """
+    with k.loop("e", tile.width, "begin - j" if columns % tile.width else 0, simd=True):
+        store("(j + e)", f"made[{row} * {tile.width} + e]")
+
+
+def _store_tile(k: KernelBuilder, tile: Tile, space: Space, columns: int, store: StoreRow) -> None:
+    """Write the loop that stores the rows of a tile which the tile before does not have."""
+    wide = [n for n, size in enumerate(space.sizes) if size != 1]
+    if len(wide) <= 1:
+        place = ["(at + r)" if n in wide else "0" for n in range(len(space.sizes))]
+        with k.loop("r", tile.rows, "i - at"):
+            store_columns(k, tile, columns, "r", lambda column, value: store(place, column, value))
+        return
+    counted = [f"at{n}" for n in range(len(space.sizes))]
+    found = space.coordinates(k, "i")
+    k.add(*(f"{k.index_type} {name} = {value};" for name, value in zip(counted, found, strict=True)))
+    with k.loop("r", tile.rows, "i - at"):
+        store_columns(k, tile, columns, "r", lambda column, value: store(counted, column, value))
+        step = f"{counted[wide[0]]}++;"
+        for n in wide[1:]:
+            step = f"if (++{counted[n]} == {k.size(space.sizes[n])}) {{ {counted[n]} = 0; {step} }}"
+        k.add(step)
