@@ -11,6 +11,7 @@ is, goes unseen with a probability of about 2**-64, and every byte's place count
 from __future__ import annotations
 
 import array
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,14 @@ NBYTES = 16
 _BLOCK = 2048
 _CHUNK = 1 << 16
 _PRIME = (1 << 61) - 1
+_SPANS = 5
+"""Where a table has the number of spans, and then their address."""
+
+_OTHERS = 7
+"""Where it says whether any result is another one than before."""
+
+EVERYWHERE = ((0, (1 << 63) - 1),)
+"""The span that is all memory."""
 
 _SOURCE = r"""
 #include <stdint.h>
@@ -86,12 +95,15 @@ static void chunk(const unsigned char *bytes, int64_t nbytes, const keys *k, uin
     digest[1] = h[1];
 }
 
-/* table: number of ranges, number of chunks, keys, digests of chunks, results, then the ranges */
-void fingerprints(const int64_t *table) {
-    int64_t count = table[0], chunks = table[1];
+/* table: number of ranges, number of chunks, keys, digests of chunks, results, number of spans that may have changed,
+   these spans, whether any result is another one than before, then the ranges */
+void fingerprints(int64_t *table) {
+    int64_t count = table[0], chunks = table[1], spans = table[5];
     const keys *k = (const keys *)table[2];
     uint64_t *digests = (uint64_t *)table[3], *results = (uint64_t *)table[4];
-    const range *ranges = (const range *)(table + 5);
+    const int64_t *changed = (const int64_t *)table[6];
+    const range *ranges = (const range *)(table + 8);
+    table[7] = 0;
     #pragma omp parallel for schedule(dynamic, 1) if (chunks * CHUNK > ONE_THREAD)
     for (int64_t c = 0; c < chunks; c++) {
         int64_t low = 0, high = count - 1;
@@ -101,7 +113,12 @@ void fingerprints(const int64_t *table) {
         }
         const range *r = &ranges[low];
         int64_t begin = (c - r->first_chunk) * CHUNK, rest = r->nbytes - begin;
-        chunk(r->bytes + begin, rest < CHUNK ? rest : CHUNK, k, digests + 2 * c);
+        int64_t nbytes = rest < CHUNK ? rest : CHUNK, address = (int64_t)(r->bytes + begin);
+        for (int64_t s = 0; s < spans; s++)
+            if (changed[2 * s] < address + nbytes && address < changed[2 * s + 1]) {
+                chunk(r->bytes + begin, nbytes, k, digests + 2 * c);
+                break;
+            }
     }
     for (int64_t n = 0; n < count; n++) {
         int64_t end = n + 1 < count ? ranges[n + 1].first_chunk : chunks;
@@ -109,6 +126,7 @@ void fingerprints(const int64_t *table) {
         for (int64_t c = ranges[n].first_chunk; c < end; c++)
             for (int part = 0; part < 2; part++)
                 for (int d = 0; d < 2; d++) h[part] = step(h[part], k->whole[part], digests[2 * c + d]);
+        if (results[2 * n] != h[0] || results[2 * n + 1] != h[1]) table[7] = 1;
         results[2 * n] = h[0];
         results[2 * n + 1] = h[1];
     }
@@ -143,7 +161,13 @@ class Fingerprinter:
 
 
 class FingerprintTable:
-    """Pieces of memory to take fingerprints of; made by `Fingerprinter.table`. For one thread at a time."""
+    """Pieces of memory to take fingerprints of; made by `Fingerprinter.table`. For one thread at a time.
+
+    Attributes
+    ----------
+    latest
+        What `compute` has returned last.
+    """
 
     def __init__(
         self, function: Callable[[int], None], keys: array.array[int], ranges: Sequence[tuple[int, int]]
@@ -159,14 +183,26 @@ class FingerprintTable:
         self._digests = array.array("Q", bytes(NBYTES * max(chunks, 1)))
         self._results = array.array("Q", bytes(NBYTES * max(self._count, 1)))
         places = (each.buffer_info()[0] for each in (keys, self._digests, self._results))
-        self._table = array.array("Q", [self._count, chunks, *places, *entries])
+        self._table = array.array("Q", [self._count, chunks, *places, 0, 0, 0, *entries])
+        self.latest: list[bytes] = []
 
-    def compute(self) -> list[bytes]:
-        """Return the fingerprints of what lies in the memory now."""
+    def compute(self, changed: Sequence[tuple[int, int]] = EVERYWHERE) -> list[bytes]:
+        """Return the fingerprints of what lies in the memory now; the same list where nothing has changed.
+
+        Parameters
+        ----------
+        changed
+            Begin and end, as addresses, of what alone may have changed since they were computed last; by default, and
+            the first time, everything.
+        """
+        spans = array.array("Q", itertools.chain.from_iterable(changed))
+        self._table[_SPANS], self._table[_SPANS + 1] = len(changed), spans.buffer_info()[0]
         torch.get_num_threads()  # tells this thread how many the compiled code may use
         self._function(self._table.buffer_info()[0])
-        found = self._results.tobytes()
-        return [found[NBYTES * n : NBYTES * (n + 1)] for n in range(self._count)]
+        if self._table[_OTHERS] or not self.latest:
+            found = self._results.tobytes()
+            self.latest = [found[NBYTES * n : NBYTES * (n + 1)] for n in range(self._count)]
+        return self.latest
 
 
 def make_fingerprinter(cache_dir: Path) -> Fingerprinter | None:

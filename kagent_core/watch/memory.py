@@ -8,70 +8,68 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from kagent_core.inspect.logs import get_logger
-from kagent_core.watch.fingerprint import Fingerprinter, FingerprintTable, make_fingerprinter
-from kagent_core.watch.pages import PageWatcher, WatchedPages, page_watcher
+from kagent_core.watch.fingerprint import EVERYWHERE, Fingerprinter, FingerprintTable, make_fingerprinter
+from kagent_core.watch.pages import PageWatcher, Span, WatchedPages, page_watcher
+from kagent_core.watch.scan import PageScan, Scan, make_scan
 
 log = get_logger("execute")
 
 NEAR = 1 << 16
 """Bytes between pieces of memory that are watched together: asking costs more than looking at a few pages."""
 
-
-@dataclass
-class _Group:
-    """Pieces of memory near each other.
-
-    Attributes
-    ----------
-    numbers, pieces
-        Their places among all pieces; address and length in bytes of each.
-    fingerprints
-        What looks at them.
-    pages
-        Theirs, where those are watched; else the pieces are looked at each time.
-    generation, known
-        Of the pages, before the pieces were last looked at; and what was found.
-    """
-
-    numbers: list[int]
-    pieces: list[tuple[int, int]]
-    fingerprints: FingerprintTable
-    pages: WatchedPages | None = None
-    generation: int | None = None
-    known: list[bytes] = field(default_factory=list)
-
-    def compute(self) -> list[bytes]:
-        generation = self.pages.generation() if self.pages is not None else None
-        if generation is None or generation != self.generation or not self.known:
-            # the generation first: what is written while the pieces are looked at is looked at again
-            self.generation, self.known = generation, self.fingerprints.compute()
-        return self.known
+_Looked = tuple[list[int], FingerprintTable]
 
 
 class WatchedMemory:
-    """Pieces of memory, and their fingerprints; made by `MemoryWatch.table`. For one thread at a time."""
+    """Pieces of memory, and their fingerprints; made by `MemoryWatch.table`. For one thread at a time.
 
-    def __init__(self, groups: Sequence[_Group], count: int) -> None:
-        self._groups = groups
-        self._found = [b""] * count
+    Parameters
+    ----------
+    watched
+        Places among all pieces of those whose pages are watched, and what looks at them.
+    scan
+        Tells what was written of these pages; None where none are watched.
+    others
+        The same as `watched` for the other pieces, which are looked at each time.
+    unwatched_nbytes
+        How many bytes these have.
+    """
+
+    def __init__(self, watched: _Looked, scan: PageScan | None, others: _Looked, unwatched_nbytes: int) -> None:
+        self._watched = watched
+        self._scan = scan
+        self._others = others
+        self._written: list[Span] | None = None  # what has to be looked at; None for everything
+        self._found = [b""] * (len(watched[0]) + len(others[0]))
+        self.unwatched_nbytes = unwatched_nbytes
 
     def compute(self) -> list[bytes]:
         """Return the fingerprints of what lies in the memory now. It must be there."""
-        for group in self._groups:
-            for number, found in zip(group.numbers, group.compute(), strict=True):
-                self._found[number] = found
+        if self._scan is not None:
+            # the marks first: what is written while the pieces are looked at is looked at again
+            for written in self._scan.written():
+                if written is None or self._written is None:
+                    self._written = None
+                else:
+                    self._written += written
+            if self._written != []:
+                self._look(self._watched, EVERYWHERE if self._written is None else self._written)
+                self._written = []
+        if self.unwatched_nbytes:
+            self._look(self._others, EVERYWHERE)
         return list(self._found)
 
-    @property
-    def unwatched_nbytes(self) -> int:
-        """How many bytes are looked at each time."""
-        return sum(nbytes for group in self._groups if group.pages is None for _, nbytes in group.pieces)
+    def _look(self, looked: _Looked, changed: Sequence[Span]) -> None:
+        numbers, fingerprints = looked
+        before, found = fingerprints.latest, fingerprints.compute(changed)
+        if found is not before:
+            for number, each in zip(numbers, found, strict=True):
+                self._found[number] = each
 
 
 class MemoryWatch:
@@ -81,13 +79,16 @@ class MemoryWatch:
     ----------
     fingerprinter
         Makes fingerprints.
-    watcher
-        Watches pages; None where that is not possible.
+    watcher, scan
+        Watches pages, and asks about many at once; None where that is not possible.
     """
 
-    def __init__(self, fingerprinter: Fingerprinter, watcher: PageWatcher | None) -> None:
+    def __init__(
+        self, fingerprinter: Fingerprinter, watcher: PageWatcher | None = None, scan: Scan | None = None
+    ) -> None:
         self._fingerprinter = fingerprinter
         self._watcher = watcher
+        self._scan = scan
 
     def table(self, ranges: Sequence[tuple[int, int]]) -> WatchedMemory:
         """Return what tells of some memory, again and again, whether it has changed.
@@ -98,18 +99,37 @@ class MemoryWatch:
             Address and length in bytes of each piece.
         """
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
-        if self._watcher is None:
-            return WatchedMemory([self._group(order, ranges)] if ranges else [], len(ranges))
-        near = [self._group(numbers, ranges) for numbers in _near(order, ranges)]
-        _watch(near, self._watcher)
-        # what lies between may be of another kind
-        apart = [self._group([n], ranges) for group in near if group.pages is None for n in group.numbers]
-        _watch(apart, self._watcher)
-        return WatchedMemory([group for group in near if group.pages is not None] + apart, len(ranges))
+        watched: list[WatchedPages] = []
+        numbers: list[int] = []
+        if self._watcher is not None:
+            near = _near(order, ranges)
+            # what lies between pieces may be of another kind: then each by itself
+            apart = [[n] for group in self._watch(near, ranges, watched, numbers) for n in group]
+            self._watch(apart, ranges, watched, numbers)
+        others = sorted(set(order) - set(numbers))
+        scan = self._scan(watched) if self._scan is not None and watched else None
+        unwatched_nbytes = sum(ranges[number][1] for number in others)
+        return WatchedMemory(self._looked(numbers, ranges), scan, self._looked(others, ranges), unwatched_nbytes)
 
-    def _group(self, numbers: Sequence[int], ranges: Sequence[tuple[int, int]]) -> _Group:
-        pieces = [ranges[number] for number in numbers]
-        return _Group(list(numbers), pieces, self._fingerprinter.table(pieces))
+    def _looked(self, numbers: list[int], ranges: Sequence[Span]) -> _Looked:
+        return numbers, self._fingerprinter.table([ranges[number] for number in numbers])
+
+    def _watch(
+        self, groups: list[list[int]], ranges: Sequence[Span], watched: list[WatchedPages], numbers: list[int]
+    ) -> list[list[int]]:
+        """Watch pieces in groups, each as a whole; note what is watched, and return the groups that cannot be."""
+        assert self._watcher is not None
+        begins = [ranges[group[0]][0] for group in groups]
+        ends = [max(sum(ranges[number]) for number in group) for group in groups]
+        spans = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
+        refused = []
+        for group, pages in zip(groups, self._watcher.watch(spans), strict=True):
+            if isinstance(pages, WatchedPages):
+                watched.append(pages)
+                numbers += group
+            else:
+                refused.append(group)
+        return refused
 
 
 def _near(order: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -124,12 +144,6 @@ def _near(order: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[list[
             end = 0
         end = max(end, address + nbytes)
     return groups
-
-
-def _watch(groups: Sequence[_Group], watcher: PageWatcher) -> None:
-    spans = [(g.pieces[0][0], max(a + n for a, n in g.pieces) - g.pieces[0][0]) for g in groups]
-    for group, pages in zip(groups, watcher.watch(spans), strict=True):
-        group.pages = pages if isinstance(pages, WatchedPages) else None
 
 
 def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = page_watcher) -> MemoryWatch | None:
@@ -150,7 +164,9 @@ def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = 
         _tell(watcher)
     # a device that pinned memory is shared with writes it, and leaves no mark
     pinned = torch.cuda.is_available()
-    return MemoryWatch(fingerprinter, watcher if isinstance(watcher, PageWatcher) and not pinned else None)
+    if pinned or not isinstance(watcher, PageWatcher):
+        return MemoryWatch(fingerprinter)
+    return MemoryWatch(fingerprinter, watcher, make_scan(cache_dir, watcher))
 
 
 @functools.cache

@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 _SYSCALLS = {"x86_64": 323, "aarch64": 282, "riscv64": 282, "loongarch64": 282}
 """Number of userfaultfd."""
@@ -35,6 +36,12 @@ _REGISTER_MODE_WP = 2
 _SCAN_WP_MATCHING, _SCAN_CHECK_WPASYNC = 1, 2
 _PAGE_IS_WRITTEN = 1 << 1
 
+MOST_SPANS = 32
+"""Spans of written pages that are kept apart, for each watched memory; where there are more, all of it counts."""
+
+Span = tuple[int, int]
+"""Begin and end, as addresses."""
+
 
 def _ioctl_number(direction: int, kind: int, number: int, nbytes: int) -> int:
     return direction << 30 | nbytes << 16 | kind << 8 | number
@@ -43,6 +50,9 @@ def _ioctl_number(direction: int, kind: int, number: int, nbytes: int) -> int:
 _UFFDIO_API = _ioctl_number(3, _API, 0x3F, 24)
 _UFFDIO_REGISTER = _ioctl_number(3, _API, 0x00, 32)
 _PAGEMAP_SCAN = _ioctl_number(3, ord("f"), 16, 96)
+
+
+Lost = TypeVar("Lost")
 
 
 class PagesError(Exception):
@@ -63,6 +73,7 @@ class WatchedPages:
         self.end = end
         self._watcher = watcher
         self._generation = 0
+        self._written: list[Span] = []
 
     def generation(self) -> int | None:
         """Return a number that is another one once the memory, or its neighbours on the same pages, was written.
@@ -71,9 +82,25 @@ class WatchedPages:
         """
         return self._watcher.generation_of(self)
 
+    def take_written(self) -> list[Span]:
+        """Return what was noted as written since this was called last: spans of whole pages, which may overlap."""
+        spans, self._written = self._written, []
+        return spans
+
+    def _note(self, begin: int, end: int) -> None:
+        self._generation += 1
+        self._written.append((max(begin, self.begin), min(end, self.end)))
+        if len(self._written) > MOST_SPANS:
+            self._written = [(self.begin, self.end)]
+
 
 class PageWatcher:
     """Watches pages of this process. One instance serves all: asking takes the marks away.
+
+    Attributes
+    ----------
+    pagemap
+        File descriptor of the process's page map.
 
     Raises
     ------
@@ -91,7 +118,7 @@ class PageWatcher:
         self._region = (ctypes.c_uint64 * 3)()
         self._faults = _open_userfaultfd(self._ioctl)
         try:
-            self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            self.pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
             self._try()
         except OSError as error:
             raise PagesError(f"this kernel does not tell which pages were written ({error}); Linux 6.7 does") from error
@@ -123,9 +150,9 @@ class PageWatcher:
             try:
                 self._ioctl(self._faults, _UFFDIO_REGISTER, argument)
                 if self._scan(pages):
-                    self._note(pages)
+                    self._note([(begin, end)])
             except OSError as error:
-                self._note(pages)  # what was scanned before has lost its marks
+                self._note([(begin, end)])  # what was scanned before has lost its marks
                 return str(error)
             self._watched.add(pages)
         return pages
@@ -138,17 +165,31 @@ class PageWatcher:
             try:
                 written = self._scan(pages)
             except OSError:  # the memory was given back, and perhaps something else lies there
-                self._note(pages)
+                self._note([(pages.begin, pages.end)])
                 return None
             if written:
-                self._note(pages)
+                self._note([(pages.begin, pages.end)])
             return pages._generation
 
-    def _note(self, pages: WatchedPages) -> None:
-        """Count up whatever shares pages with some that were written: their marks are gone now."""
-        for other in self._watched:
-            if other.begin < pages.end and pages.begin < other.end:
-                other._generation += 1
+    def note_all(self, scan: Callable[[], tuple[list[Span], Lost]]) -> Lost | None:
+        """Tell all that watch some pages what a scan has found written, and return what else it returns.
+
+        None, without a scan, in a child process.
+        """
+        if os.getpid() != self._process:
+            return None
+        with self._lock:
+            written, lost = scan()
+            if written:
+                self._note(written)
+        return lost
+
+    def _note(self, written: Sequence[Span]) -> None:
+        """Tell all that watch some pages that these were written: their marks are gone now."""
+        for pages in self._watched:
+            for begin, end in written:
+                if pages.begin < end and begin < pages.end:
+                    pages._note(begin, end)
 
     def _scan(self, pages: WatchedPages) -> bool:
         """Take the marks of some pages away, and return whether there were any."""
@@ -161,7 +202,7 @@ class PageWatcher:
                     *(ctypes.addressof(self._region), 1, 0, 0, _PAGE_IS_WRITTEN, 0, _PAGE_IS_WRITTEN),
                 )
             )
-            found = self._ioctl(self._pagemap, _PAGEMAP_SCAN, argument)
+            found = self._ioctl(self.pagemap, _PAGEMAP_SCAN, argument)
             written = written or found > 0
             # it ends early where what it has found fills the one region that it is given
             begin = struct.unpack_from("Q", argument, 32)[0]

@@ -148,3 +148,18 @@ def test_without_a_compiler_there_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr(fingerprint, "find_compiler", lambda: None)
     monkeypatch.setattr(fingerprint, "why_no_compiler", lambda: "no compiler")
     assert make_fingerprinter(tmp_path) is None
+
+
+def test_only_what_may_have_changed_is_looked_at(fingerprinter):
+    values = [bytes_of(3 * CHUNK + 5, 1), bytes_of(100, 2)]
+    table = fingerprinter.table([(each.ctypes.data, each.nbytes) for each in values])
+    before = table.compute()
+    address = values[0].ctypes.data
+    assert table.compute([]) is before
+    values[0][2 * CHUNK] ^= 1
+    assert table.compute([(address, address + 2 * CHUNK)]) is before  # it ends before that byte
+    assert table.compute([(address + 3 * CHUNK, address + 3 * CHUNK + 1)]) is before
+    changed = table.compute([(address + 2 * CHUNK, address + 2 * CHUNK + 1)])
+    assert changed[0] != before[0]
+    assert changed[1] == before[1]
+    assert changed == of(fingerprinter, *values)

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from kagent_core.config import load_config
+from kagent_core.watch.fingerprint import FingerprintTable
+from kagent_core.watch.memory import MemoryWatch, make_memory_watch, memory_of
 from kagent_core.watch.pages import PagesError, PageWatcher, page_watcher
 
 WATCHER = page_watcher()
@@ -134,3 +137,89 @@ def test_system_without_it_says_why(monkeypatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "pdp11")
     with pytest.raises(PagesError, match="pdp11"):
         PageWatcher()
+
+
+# -- many at once
+
+
+@pytest.fixture(scope="module")
+def watch() -> MemoryWatch:
+    made = make_memory_watch(load_config().cache_dir)
+    assert made is not None
+    return made
+
+
+def _table(watch: MemoryWatch, *tensors: torch.Tensor):
+    table = watch.table([memory_of(tensor) for tensor in tensors])
+    assert table.unwatched_nbytes == 0
+    return table
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_of_many_pieces_the_one_that_was_written_changes(watch: MemoryWatch, write) -> None:
+    tensors = [_ones() for _ in range(4)]
+    table = _table(watch, *tensors)
+    before = table.compute()
+    for tensor in (tensors[2], tensors[0]):
+        write(tensor)
+        after = table.compute()
+        assert [a == b for a, b in zip(after, before, strict=True)] == [each is not tensor for each in tensors]
+        before = after
+    assert table.compute() == before
+
+
+def test_what_is_written_on_many_pages_is_all_seen(watch: MemoryWatch) -> None:
+    tensor = _ones()
+    table = _table(watch, *(tensor[row] for row in range(0, 512, 4)))
+    before = table.compute()
+    rows = [row for row in range(0, 512, 4) if row % 12]
+    tensor.data[rows, 7] = 5  # more spans than are kept apart
+    after = table.compute()
+    assert [a != b for a, b in zip(after, before, strict=True)] == [row % 12 != 0 for row in range(0, 512, 4)]
+
+
+def test_two_tables_of_the_same_memory_both_see_it(watch: MemoryWatch) -> None:
+    tensor = _ones()
+    first, second = _table(watch, tensor), _table(watch, tensor[:8])
+    before = first.compute(), second.compute()
+    tensor.data[3, 3] = 4
+    assert first.compute() != before[0]  # takes the marks away
+    assert second.compute() != before[1]
+
+
+def test_neighbours_on_the_same_page_change_nothing(watch: MemoryWatch) -> None:
+    tensor = _ones()
+    table = _table(watch, tensor[0, :100], tensor[0, 200:300])
+    before = table.compute()
+    tensor.data[0, 150] = 9
+    assert table.compute() == before
+    tensor.data[0, 299] = 9
+    assert [a == b for a, b in zip(table.compute(), before, strict=True)] == [True, False]
+
+
+def test_an_interrupted_look_is_made_up_for(watch: MemoryWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = _ones()
+    table = _table(watch, tensor)
+    before = table.compute()
+    tensor.data[0, 0] = 3
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FingerprintTable, "compute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            table.compute()
+    assert table.compute() != before
+
+
+def test_in_a_child_process_all_is_looked_at(watch: MemoryWatch) -> None:
+    tensor = _ones()[:8]  # so little that no other thread helps, of which a child has none
+    table = _table(watch, tensor)
+    before = table.compute()
+    child = os.fork()
+    if child == 0:
+        same = table.compute() == before
+        tensor.data[0, 0] = 3
+        os._exit(0 if same and table.compute() != before else 1)
+    assert os.waitpid(child, 0)[1] == 0
