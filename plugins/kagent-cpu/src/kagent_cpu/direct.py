@@ -32,9 +32,8 @@ def is_direct(graph: InferenceGraph, node: Node) -> bool:
     if transposed or graph.fake(node).dtype is not torch.float32 or graph.fake(node).dim() != 4:
         return False
     if graph.fake(source).shape[1] == 1:
-        return (
-            False  # ATen, which says how the result lies, takes a single channel for contiguous, not for channels-last
-        )
+        # ATen, which says how the result lies, takes a single channel for contiguous, not for channels-last
+        return False
     if groups != 1:
         return bool(groups == made == graph.fake(source).shape[1] and read == 1)
     if any(tap != 1 for tap in taps):
