@@ -14,6 +14,10 @@ from kagent_core.testing.conformance import LEVELS, Outcome, Target, run_conform
 from kagent_core.testing.conformance.opened import registered
 from kagent_core.testing.conformance.runner import LEVEL_MODULES, cases_of
 
+LONG = (("fake", 1), ("fake", 5))
+"""A minute each. What is best in the first, random programs across a device and the fallback, has its own test; the second
+is tried on the CPU, and in part on OpenCL and the emulated CUDA device."""
+
 CASES = {
     # device, level: cases that could not run
     ("cpu", 0): set(),
@@ -32,8 +36,7 @@ CASES = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("device", "level"),
-    # a minute, of which the random programs across a device and the fallback are the best part and have their own test
-    [pytest.param(*case, marks=pytest.mark.nightly if case == ("fake", 1) else ()) for case in CASES],
+    [pytest.param(*case, marks=pytest.mark.nightly if case in LONG else ()) for case in CASES],
 )
 def test_nothing_fails_but_what_is_listed(device: str, level: int) -> None:
     report = run_conformance(device, [level])

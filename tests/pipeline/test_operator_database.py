@@ -40,6 +40,9 @@ from .models import OPTIONS
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch deprecates is in its database as well
 
 CHUNKS = 16
+HALF_OF_THE_CHUNKS = [pytest.param(n, marks=pytest.mark.nightly if n % 2 else ()) for n in range(CHUNKS)]
+"""All of them in the nightly run."""
+
 ENTRIES = 677
 """Entries of the database that support float32 on the CPU, in torch 2.13."""
 EQUAL = 666
@@ -264,7 +267,7 @@ def test_results_in_planned_memory(chunk: int, graphs: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", HALF_OF_THE_CHUNKS)
 def test_between_pointwise_neighbours(chunk: int, graphs: list[str]) -> None:
     tested = [entry for entry in entries(chunk) if full_name(entry) not in NOT_CAPTURED]
     compare(tested, between_neighbours, graphs).check(tested)
@@ -279,7 +282,7 @@ def test_gradients(chunk: int, graphs: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", HALF_OF_THE_CHUNKS)
 def test_in_place_variants(chunk: int, graphs: list[str]) -> None:
     left_out = NOT_CAPTURED.keys() | REFUSED_IN_PLACE.keys()
     tested = [e for e in entries(chunk) if e.inplace_variant and not {e.name, full_name(e)} & left_out]

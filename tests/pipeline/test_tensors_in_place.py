@@ -306,7 +306,8 @@ def test_a_model_that_learns(runtime: TorchMemoryRuntime) -> None:
             loss = (run(x.to(device)) - target.to(device)).pow(2).mean()
             losses.append(loss.item())
             optimizer.zero_grad()
-            loss.backward()
+            with torch.autograd.set_multithreading_enabled(False):  # its threads are those of the devices of before
+                loss.backward()
             optimizer.step()
         return losses
 

@@ -192,6 +192,12 @@ def test_products_are_torchs(start: Callable[..., tuple[Cuda, Torch]], caplog: p
     assert [reason[:28] for reason in report.not_recorded] == ["9 of them are torch's own ke"]
 
 
+def learn(result: torch.Tensor, weights: torch.Tensor) -> None:
+    """Compute gradients in this thread: autograd's own are those of the devices that there were when it made them."""
+    with torch.autograd.set_multithreading_enabled(False):
+        result.backward(weights)
+
+
 def test_a_model_through_torchs_kernels(start: Callable[..., tuple[Cuda, Torch]]) -> None:
     """Convolutions forward and backward, whose results torch makes and the plan copies; parameters are torch's too."""
     cuda, theirs = start(library=True)
@@ -205,7 +211,7 @@ def test_a_model_through_torchs_kernels(start: Callable[..., tuple[Cuda, Torch]]
         [got] = theirs.read(result.detach())
         close(got, expected.detach())
         weights = torch.randn(5, 4)
-        result.backward(theirs.given(weights))
+        learn(result, theirs.given(weights))
         expected.backward(weights)
         grads = theirs.read(*[parameter.grad for parameter in there.parameters()])
         for ours, parameter in zip(grads, model.parameters(), strict=True):
@@ -259,7 +265,7 @@ def test_layers(library: bool, training: bool, start: Callable[..., tuple[Cuda, 
         close(got, expected.detach())
         if training:
             weights = torch.randn_like(expected)
-            result.backward(theirs.given(weights))
+            learn(result, theirs.given(weights))
             expected.backward(weights)
             grads = theirs.read(*[parameter.grad for parameter in there.parameters()])
             for ours, parameter in zip(grads, model.parameters(), strict=True):

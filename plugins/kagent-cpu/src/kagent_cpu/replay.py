@@ -106,6 +106,16 @@ def _forget_source(filename: str) -> None:
         linecache.cache.pop(name, None)
 
 
+def _fills_new_memory() -> bool:
+    """Whether new memory is to be NaN, so that what nobody writes is seen: a setting that Dynamo's guards watch."""
+    fills: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return fills and torch.are_deterministic_algorithms_enabled()
+
+
+def _filled_empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
 class CpuSegment(SealedSegment):
     """One instance of a segment: its function and its arena.
 
@@ -127,7 +137,7 @@ class CpuSegment(SealedSegment):
             "reinterpret": _reinterpret,
             "view_of": view_of,
             "empty_like_spec": empty_like_spec,
-            "empty_strided": _empty_strided,
+            "empty_strided": _filled_empty_strided if _fills_new_memory() else _empty_strided,
             "conform": _Conform(arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes),
             "flatten": _flatten,
             **compiled.runs,
