@@ -15,8 +15,8 @@ from kagent_core.testing.conformance.opened import registered
 from kagent_core.testing.conformance.runner import LEVEL_MODULES, cases_of
 
 LONG = (("fake", 1), ("fake", 5))
-"""A minute each. What is best in the first, random programs across a device and the fallback, has its own test; the second
-is tried on the CPU, and in part on OpenCL and the emulated CUDA device."""
+"""A minute each. What is best in the first, random programs across a device and the fallback, has its own test; the
+second is tried on the CPU, and in part on OpenCL and the emulated CUDA device."""
 
 CASES = {
     # device, level: cases that could not run
