@@ -161,7 +161,13 @@ def _goes_by_name(entry: Any, overload: Any) -> bool:
     base = overload._schema.name.partition("::")[2].strip("_")
     wanted = {base, base.removesuffix("_backward"), base.removeprefix("native_"), base.removesuffix("_copy")}
     names = {entry.name, entry.name.rpartition(".")[2], entry.aten_name, *(alias.name for alias in entry.aliases)}
-    return bool(wanted & names)
+    return bool(wanted & names) or any(_says_all_of(base, name) for name in names)
+
+
+def _says_all_of(base: str, name: str) -> bool:
+    """Whether an operator's name has every word of a long name, as those of attention for some device do."""
+    words = name.split("_")
+    return len(words) > 2 and set(words) <= set(base.split("_"))
 
 
 def _first_calls(entry: Any, overload: Any) -> bool:

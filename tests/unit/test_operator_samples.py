@@ -155,3 +155,10 @@ def test_making_a_larger_call_draws_no_random_numbers_of_the_programs() -> None:
     state = torch.get_rng_state()
     larger(call_of(torch.ops.aten.relu.default, torch.ones(4)), 100)
     assert torch.get_rng_state().equal(state)
+
+
+def test_an_operator_of_one_device_has_the_samples_of_the_function_that_calls_it() -> None:
+    calls = operator_calls("aten::_scaled_dot_product_flash_attention_for_cpu", [torch.float32], samples=2)
+    assert {call.sample.partition("'")[2].partition("'")[0] for call in calls} == {
+        "nn.functional.scaled_dot_product_attention"
+    }
