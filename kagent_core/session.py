@@ -79,7 +79,7 @@ class Session:
         self._user_kernels: Sequence[Sequence[UserKernel]] = ()
         self.forced_launch_configs: Mapping[str, ForcedLaunchConfig] = {}
         self._overlaid: dict[Device, OpenDevice] = {}
-        self._profiles = config.profile  # asked for at every call, of which a field of the config is a tenth
+        self._profiles = config.profile  # asked for at every call, and slow to read from the config
 
     @property
     def base(self) -> Session:

@@ -252,7 +252,7 @@ class ExecutionPlan:
 
     def _returned_as_made(self, value: Any) -> int | None:
         """Return the buffer that is returned as its kernel made it; None where more is to be done."""
-        if not isinstance(value, TensorSpec) or value != self._bases[value.buffer]:
+        if not isinstance(value, TensorSpec) or value != self._bases[value.buffer] or value.buffer in self._in_place:
             return None
         first = sum(isinstance(v, TensorSpec) and v.buffer == value.buffer for v in self.program.outputs) == 1
         return value.buffer if first and self.program.buffers[value.buffer].kind is not BufferKind.INPUT else None

@@ -15,7 +15,7 @@ import torch
 from kagent_core.inspect.logs import get_logger
 from kagent_core.watch.fingerprint import EVERYWHERE, Fingerprinter, FingerprintTable, make_fingerprinter
 from kagent_core.watch.pages import PageWatcher, Span, WatchedPages, page_watcher
-from kagent_core.watch.scan import PageScan, Scan, make_scan
+from kagent_core.watch.scan import PageScan, PageScanner, make_page_scanner
 
 log = get_logger("execute")
 
@@ -79,16 +79,13 @@ class MemoryWatch:
     ----------
     fingerprinter
         Makes fingerprints.
-    watcher, scan
-        Watches pages, and asks about many at once; None where that is not possible.
+    scanner
+        Watches pages; None where that is not possible.
     """
 
-    def __init__(
-        self, fingerprinter: Fingerprinter, watcher: PageWatcher | None = None, scan: Scan | None = None
-    ) -> None:
+    def __init__(self, fingerprinter: Fingerprinter, scanner: PageScanner | None) -> None:
         self._fingerprinter = fingerprinter
-        self._watcher = watcher
-        self._scan = scan
+        self._scanner = scanner
 
     def table(self, ranges: Sequence[tuple[int, int]]) -> WatchedMemory:
         """Return what tells of some memory, again and again, whether it has changed.
@@ -101,35 +98,39 @@ class MemoryWatch:
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
         watched: list[WatchedPages] = []
         numbers: list[int] = []
-        if self._watcher is not None:
-            near = _near(order, ranges)
+        scan = None
+        if self._scanner is not None:
+            refused = _watch(self._scanner, _near(order, ranges), ranges, watched, numbers)
             # what lies between pieces may be of another kind: then each by itself
-            apart = [[n] for group in self._watch(near, ranges, watched, numbers) for n in group]
-            self._watch(apart, ranges, watched, numbers)
+            _watch(self._scanner, [[number] for group in refused for number in group], ranges, watched, numbers)
+            scan = self._scanner.scan(watched)
         others = sorted(set(order) - set(numbers))
-        scan = self._scan(watched) if self._scan is not None and watched else None
         unwatched_nbytes = sum(ranges[number][1] for number in others)
         return WatchedMemory(self._looked(numbers, ranges), scan, self._looked(others, ranges), unwatched_nbytes)
 
-    def _looked(self, numbers: list[int], ranges: Sequence[Span]) -> _Looked:
+    def _looked(self, numbers: list[int], ranges: Sequence[tuple[int, int]]) -> _Looked:
         return numbers, self._fingerprinter.table([ranges[number] for number in numbers])
 
-    def _watch(
-        self, groups: list[list[int]], ranges: Sequence[Span], watched: list[WatchedPages], numbers: list[int]
-    ) -> list[list[int]]:
-        """Watch pieces in groups, each as a whole; note what is watched, and return the groups that cannot be."""
-        assert self._watcher is not None
-        begins = [ranges[group[0]][0] for group in groups]
-        ends = [max(sum(ranges[number]) for number in group) for group in groups]
-        spans = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
-        refused = []
-        for group, pages in zip(groups, self._watcher.watch(spans), strict=True):
-            if isinstance(pages, WatchedPages):
-                watched.append(pages)
-                numbers += group
-            else:
-                refused.append(group)
-        return refused
+
+def _watch(
+    scanner: PageScanner,
+    groups: list[list[int]],
+    ranges: Sequence[tuple[int, int]],
+    watched: list[WatchedPages],
+    numbers: list[int],
+) -> list[list[int]]:
+    """Watch pieces in groups, each as a whole; note what is watched, and return the groups that cannot be."""
+    begins = [ranges[group[0]][0] for group in groups]
+    ends = [max(sum(ranges[number]) for number in group) for group in groups]
+    spans = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
+    refused = []
+    for group, pages in zip(groups, scanner.watch(spans), strict=True):
+        if isinstance(pages, WatchedPages):
+            watched.append(pages)
+            numbers += group
+        else:
+            refused.append(group)
+    return refused
 
 
 def _near(order: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -165,8 +166,8 @@ def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = 
     # a device that pinned memory is shared with writes it, and leaves no mark
     pinned = torch.cuda.is_available()
     if pinned or not isinstance(watcher, PageWatcher):
-        return MemoryWatch(fingerprinter)
-    return MemoryWatch(fingerprinter, watcher, make_scan(cache_dir, watcher))
+        return MemoryWatch(fingerprinter, None)
+    return MemoryWatch(fingerprinter, make_page_scanner(cache_dir, watcher))
 
 
 @functools.cache

@@ -68,27 +68,18 @@ class WatchedPages:
         Addresses, of whole pages.
     """
 
-    def __init__(self, watcher: PageWatcher, begin: int, end: int) -> None:
+    def __init__(self, begin: int, end: int) -> None:
         self.begin = begin
         self.end = end
-        self._watcher = watcher
-        self._generation = 0
         self._written: list[Span] = []
-
-    def generation(self) -> int | None:
-        """Return a number that is another one once the memory, or its neighbours on the same pages, was written.
-
-        None when it can no longer be told: the memory was given up, or this is a child process.
-        """
-        return self._watcher.generation_of(self)
 
     def take_written(self) -> list[Span]:
         """Return what was noted as written since this was called last: spans of whole pages, which may overlap."""
         spans, self._written = self._written, []
         return spans
 
-    def _note(self, begin: int, end: int) -> None:
-        self._generation += 1
+    def note(self, begin: int, end: int) -> None:
+        """Note that a span was written, of which some pages are these."""
         self._written.append((max(begin, self.begin), min(end, self.end)))
         if len(self._written) > MOST_SPANS:
             self._written = [(self.begin, self.end)]
@@ -144,7 +135,7 @@ class PageWatcher:
         begin, end = address // size * size, -(-(address + nbytes) // size) * size
         if not _covered(begin, end, private):
             return "other processes may write it, or it is a file's"
-        pages = WatchedPages(self, begin, end)
+        pages = WatchedPages(begin, end)
         argument = bytearray(struct.pack("4Q", begin, end - begin, _REGISTER_MODE_WP, 0))
         with self._lock:
             try:
@@ -156,20 +147,6 @@ class PageWatcher:
                 return str(error)
             self._watched.add(pages)
         return pages
-
-    def generation_of(self, pages: WatchedPages) -> int | None:
-        """Return what `WatchedPages.generation` returns."""
-        if os.getpid() != self._process:
-            return None
-        with self._lock:
-            try:
-                written = self._scan(pages)
-            except OSError:  # the memory was given back, and perhaps something else lies there
-                self._note([(pages.begin, pages.end)])
-                return None
-            if written:
-                self._note([(pages.begin, pages.end)])
-            return pages._generation
 
     def note_all(self, scan: Callable[[], tuple[list[Span], Lost]]) -> Lost | None:
         """Tell all that watch some pages what a scan has found written, and return what else it returns.
@@ -189,7 +166,7 @@ class PageWatcher:
         for pages in self._watched:
             for begin, end in written:
                 if pages.begin < end and begin < pages.end:
-                    pages._note(begin, end)
+                    pages.note(begin, end)
 
     def _scan(self, pages: WatchedPages) -> bool:
         """Take the marks of some pages away, and return whether there were any."""
@@ -216,9 +193,9 @@ class PageWatcher:
                 (pages,) = self.watch([(ctypes.addressof(view), mmap.PAGESIZE)])
                 if isinstance(pages, str):
                     raise OSError(errno.ENOTSUP, pages)
-                before, still = pages.generation(), pages.generation()
+                before = self._scan(pages)
                 view[0] = b"\1"
-                told = before == still != pages.generation()
+                told = not before and self._scan(pages)
             finally:
                 del view
         if not told:

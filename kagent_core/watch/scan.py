@@ -65,11 +65,9 @@ void scan_pages(int64_t *table) {
 _COUNT = 3
 _RECORD = 3
 
-Scan = Callable[[Sequence[WatchedPages]], "PageScan"]
-
 
 class PageScan:
-    """Some watched memory that is asked about together; made by what `make_scan` returns.
+    """Some watched memory that is asked about together; made by `PageScanner.scan`.
 
     Parameters
     ----------
@@ -112,8 +110,32 @@ class PageScan:
         return spans + [(pages.begin, pages.end) for pages in lost], lost
 
 
-def make_scan(cache_dir: Path, watcher: PageWatcher) -> Scan:
-    """Return what makes a `PageScan` of some memory.
+class PageScanner:
+    """Watches memory, and asks about much of it at once.
+
+    Parameters
+    ----------
+    function
+        The compiled function.
+    watcher
+        Watches the pages.
+    """
+
+    def __init__(self, function: Callable[[int], None], watcher: PageWatcher) -> None:
+        self._function = function
+        self._watcher = watcher
+
+    def watch(self, memory: Sequence[tuple[int, int]]) -> list[WatchedPages | str]:
+        """As `PageWatcher.watch`."""
+        return self._watcher.watch(memory)
+
+    def scan(self, pages: Sequence[WatchedPages]) -> PageScan:
+        """Return what asks about some of the watched memory, again and again."""
+        return PageScan(self._function, self._watcher, pages)
+
+
+def make_page_scanner(cache_dir: Path, watcher: PageWatcher) -> PageScanner:
+    """Return what watches memory.
 
     Raises
     ------
@@ -122,5 +144,4 @@ def make_scan(cache_dir: Path, watcher: PageWatcher) -> Scan:
     """
     compiler = find_compiler()
     assert compiler is not None
-    function = load(_SOURCE, cache_dir, compiler).function("scan_pages")
-    return lambda pages: PageScan(function, watcher, pages)
+    return PageScanner(load(_SOURCE, cache_dir, compiler).function("scan_pages"), watcher)

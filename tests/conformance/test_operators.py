@@ -28,7 +28,7 @@ from kagent_core.testing.conformance.families import FAMILIES, OTHER, family_of,
 from kagent_core.testing.conformance.literals import UnspellableError, literal, wrapped
 from kagent_core.testing.conformance.opened import registered
 from kagent_core.testing.conformance.operators import CALLS, Trial, check_trial, operator_case, trials
-from kagent_core.testing.conformance.overloads import FAMILY as CALLED_ITSELF
+from kagent_core.testing.conformance.overloads import FAMILY as CALLED_BY_ITSELF
 from kagent_core.testing.conformance.overloads import overload_cases
 from kagent_core.testing.conformance.running import SHARED, UNPLANNED, OnDevice, assert_right, widened
 from kagent_core.testing.core_calls import core_calls
@@ -82,7 +82,7 @@ def test_there_is_a_case_for_each_entry_and_each_core_overload() -> None:
     assert len(database_entries()) > len(database_entries(torch.float32))
     assert set(names) >= {"add", "div.floor_rounding", "bitwise_and", *EXCEPTIONS, *NOT_CAPTURED, "aten::mm"}
     assert {case.level for case in cases} == {2}
-    assert {case.family for case in cases} <= {*FAMILIES, CALLED_ITSELF} - {OTHER}
+    assert {case.family for case in cases} <= {*FAMILIES, CALLED_BY_ITSELF} - {OTHER}
     assert [case.key for case in operators.cases(Target("cpu", full=True))] == [case.key for case in cases]
 
 
@@ -90,7 +90,7 @@ def test_a_missing_package_of_the_database_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
     monkeypatch.delattr("torch.testing._internal.common_methods_invocations", raising=False)
     case, *others = operators.cases(CPU)
-    assert {other.family for other in others} == {CALLED_ITSELF}
+    assert {other.family for other in others} == {CALLED_BY_ITSELF}
     with pytest.raises(CannotRunError, match=r"pip install 'kagent-torch\[conformance\]'"):
         case.run(CPU)
 
@@ -488,6 +488,13 @@ def test_an_overload_that_computes_something_else_fails_and_so_does_its_script()
             case.run(CPU)
         with pytest.raises(MismatchError, match="aten::expm1"):
             run_here(case.script(CPU))
+
+
+def test_an_overload_that_writes_its_argument_fails() -> None:
+    case = overload_case("aten::expm1")
+    kernel = override("aten::expm1", lambda x: x.add_(1).sub(1).expm1(), device="cpu")
+    with kernel, pytest.raises(MismatchError, match="arguments after call 0"):
+        case.run(CPU)
 
 
 def test_an_overload_that_a_device_does_not_have_is_a_fallback() -> None:

@@ -15,16 +15,17 @@ import torch
 from kagent_core.config import load_config
 from kagent_core.watch.fingerprint import FingerprintTable
 from kagent_core.watch.memory import MemoryWatch, make_memory_watch, memory_of
-from kagent_core.watch.pages import PagesError, PageWatcher, page_watcher
+from kagent_core.watch.pages import MOST_SPANS, PagesError, PageWatcher, WatchedPages, page_watcher
+from kagent_core.watch.scan import PageScan, PageScanner, make_page_scanner
 
 WATCHER = page_watcher()
 pytestmark = pytest.mark.skipif(isinstance(WATCHER, str), reason=f"pages cannot be watched here: {WATCHER}")
 
 
-@pytest.fixture
-def watcher() -> PageWatcher:
+@pytest.fixture(scope="module")
+def scanner() -> PageScanner:
     assert isinstance(WATCHER, PageWatcher)
-    return WATCHER
+    return make_page_scanner(load_config().cache_dir, WATCHER)
 
 
 def _ones() -> torch.Tensor:
@@ -33,18 +34,22 @@ def _ones() -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.float32).view(512, 1024).fill_(1)
 
 
-def _watched(watcher: PageWatcher, tensor: torch.Tensor):
-    (pages,) = watcher.watch([(tensor.data_ptr(), tensor.untyped_storage().nbytes())])
+def _watched(scanner: PageScanner, tensor: torch.Tensor) -> WatchedPages:
+    [pages] = scanner.watch([(tensor.data_ptr(), tensor.untyped_storage().nbytes())])
+    assert isinstance(pages, WatchedPages)
     return pages
 
 
-def test_what_is_not_written_keeps_its_generation(watcher: PageWatcher) -> None:
+def _scan(scanner: PageScanner, tensor: torch.Tensor) -> PageScan:
+    return scanner.scan([_watched(scanner, tensor)])
+
+
+def test_what_is_not_written_is_not_told(scanner: PageScanner) -> None:
     tensor = _ones()
-    pages = _watched(watcher, tensor)
-    before = pages.generation()
-    assert before is not None
+    scan = _scan(scanner, tensor)
+    assert scan.written() == [[]]
     assert tensor.sum() == tensor.numel()
-    assert pages.generation() == before
+    assert scan.written() == [[]]
 
 
 def _read_zeros(tensor: torch.Tensor) -> None:
@@ -65,72 +70,80 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_every_write_is_noticed_every_time(watcher: PageWatcher, write) -> None:
+def test_every_write_is_noticed_every_time(scanner: PageScanner, write) -> None:
     tensor = _ones()
-    pages = _watched(watcher, tensor)
+    scan = _scan(scanner, tensor)
     for _ in range(3):
-        before = pages.generation()
-        assert pages.generation() == before
+        assert scan.written() == [[]]
         write(tensor)
-        after = pages.generation()
-        assert after is not None
-        assert after != before
+        [spans] = scan.written()
+        assert spans
 
 
-def test_many_pages_apart_are_one_change_and_no_mark_is_left(watcher: PageWatcher) -> None:
+def test_the_span_of_what_was_written_is_told(scanner: PageScanner) -> None:
+    tensor, page = _ones(), mmap.PAGESIZE
+    scan = _scan(scanner, tensor)
+    tensor.data.view(-1)[3 * page // 4 : 5 * page // 4 + 1] = 5  # 4 bytes each: pages 3, 4 and 5
+    assert scan.written() == [[(tensor.data_ptr() + 3 * page, tensor.data_ptr() + 6 * page)]]
+
+
+def test_many_spans_are_one_and_no_mark_is_left(scanner: PageScanner) -> None:
     tensor = _ones()
-    pages = _watched(watcher, tensor)
-    before = pages.generation()
+    scan = _scan(scanner, tensor)
     tensor.data[::2].zero_()
-    after = pages.generation()
-    assert after != before
-    assert pages.generation() == after
+    whole = (tensor.data_ptr(), tensor.data_ptr() + tensor.untyped_storage().nbytes())
+    [spans] = scan.written()
+    assert spans is not None
+    assert spans[0] == whole
+    assert len(spans) <= MOST_SPANS
+    assert scan.written() == [[]]
 
 
-def test_two_watches_of_the_same_memory_both_notice(watcher: PageWatcher) -> None:
+def test_two_watches_of_the_same_memory_both_notice(scanner: PageScanner) -> None:
     tensor = _ones()
-    first, (second,) = _watched(watcher, tensor), watcher.watch([(tensor.data_ptr(), 8192)])
-    known = first.generation(), second.generation()
-    known = first.generation(), second.generation()
+    first = _scan(scanner, tensor)
+    second = scanner.scan([pages for pages in scanner.watch([(tensor.data_ptr(), 8192)]) if not isinstance(pages, str)])
+    first.written(), second.written()
     tensor.data[0, 0] = 2
-    changed = first.generation()  # takes the marks away
-    assert changed != known[0]
-    assert second.generation() != known[1]
+    assert first.written() != [[]]  # takes the marks away
+    assert second.written() != [[]]
 
 
-def test_other_memory_at_the_same_place_is_not_vouched_for(watcher: PageWatcher) -> None:
+def test_other_memory_at_the_same_place_is_not_vouched_for(scanner: PageScanner) -> None:
     memory = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    (pages,) = watcher.watch([(address, 1 << 20)])
-    before = pages.generation()
-    assert before is not None
+    [pages] = scanner.watch([(address, 1 << 20)])
+    assert isinstance(pages, WatchedPages)
+    scan = scanner.scan([pages])
+    assert scan.written() == [[]]
     gc.collect()
     memory.close()
     libc = ctypes.CDLL(None)
     libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_long] * 5]
     again = libc.mmap(address, 1 << 20, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     assert again == address
-    assert pages.generation() != before
+    assert scan.written() == [None]
     libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(1 << 20))
 
 
-def test_a_child_process_is_told_nothing(watcher: PageWatcher) -> None:
+def test_a_child_process_is_told_nothing(scanner: PageScanner) -> None:
     tensor = _ones()
-    pages = _watched(watcher, tensor)
-    assert pages.generation() is not None
+    scan = _scan(scanner, tensor)
+    assert scan.written() == [[]]
     child = os.fork()
     if child == 0:
-        os._exit(0 if pages.generation() is None else 1)
+        os._exit(0 if scan.written() == [None] else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_memory_that_others_may_write_is_refused(watcher: PageWatcher, tmp_path) -> None:
+def test_memory_that_others_may_write_is_refused(scanner: PageScanner, tmp_path) -> None:
     path = tmp_path / "weights.bin"
     np.ones(1 << 16, np.float32).tofile(path)
-    for shared in (True, False):
-        mapped = torch.from_file(str(path), shared=shared, size=1 << 16)
-        assert "other processes" in _watched(watcher, mapped)
-    assert "other processes" in _watched(watcher, torch.ones(1 << 16).share_memory_())
+    tensors = [torch.from_file(str(path), shared=shared, size=1 << 16) for shared in (True, False)]
+    tensors.append(torch.ones(1 << 16).share_memory_())
+    for refused in scanner.watch([memory_of(tensor) for tensor in tensors]):
+        assert isinstance(refused, str)
+        assert "other processes" in refused
 
 
 def test_system_without_it_says_why(monkeypatch) -> None:

@@ -12,13 +12,15 @@ import torch
 
 from kagent_core.capture.schemas import resolve_overload
 from kagent_core.single import run_overload
+from kagent_core.testing.compare import assert_same
 from kagent_core.testing.conformance.case import Case, Ran, Target
+from kagent_core.testing.conformance.database import copied
 from kagent_core.testing.conformance.reproduction import script_head
 from kagent_core.testing.conformance.running import OnDevice, assert_right, widened
-from kagent_core.testing.core_calls import core_calls
+from kagent_core.testing.core_calls import Arguments, core_calls
 
 LEVEL = 2
-FAMILY = "core ATen, called itself"
+FAMILY = "core ATen, called by itself"
 CALLS = 2
 """The first call builds a plan, the second replays it."""
 
@@ -36,20 +38,25 @@ with torch.no_grad():
 def overload_cases() -> list[Case]:
     """Return a case for each of core ATen's overloads that kagent generates kernels for."""
     return [
-        Case(LEVEL, signature, FAMILY, functools.partial(_check, signature), functools.partial(_script, signature))
-        for signature in core_calls()
+        Case(LEVEL, name, FAMILY, functools.partial(_check, name, given), functools.partial(_script, name))
+        for name, given in core_calls().items()
     ]
 
 
-def _check(signature: str, target: Target) -> Ran:
-    arguments, device = core_calls()[signature], OnDevice(target)
-    overload, every_stride = resolve_overload(signature), device.host_memory
+def _check(signature: str, given: Arguments, target: Target) -> Ran:
+    device, overload = OnDevice(target), resolve_overload(signature)
     with device.watched(), torch.no_grad():
-        want = overload(*arguments)
+        want = overload(*given)
         for number in range(CALLS):
-            got = run_overload(device.session, overload, arguments, {})
+            ours = copied(given)
+            got = run_overload(device.session, overload, ours, {})
+            assert_same(ours, given, f"arguments after call {number}")
             assert_right(
-                got, want, f"result of call {number}", lambda: overload(*widened(arguments)), every_stride=every_stride
+                got,
+                want,
+                f"result of call {number}",
+                lambda: overload(*widened(given)),
+                every_stride=device.host_memory,
             )
         return Ran(device.fallbacks())
 

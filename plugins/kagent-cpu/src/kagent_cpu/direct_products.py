@@ -22,13 +22,14 @@ _MOST_BYTES, _DEEPEST = 1024 * 1024, 2048
 _OF_ONE_ROW = 8 * 1024 * 1024
 """Largest weight of a product of one row, which reads it once."""
 
-_MOST_WASTE = 1.3
-"""How much longer than whole tiles a product's columns may take."""
+_MOST_WASTE, _MANY_ROWS = 1.3, 1000
+"""How much longer than whole tiles a product's columns may take, and for how many rows that is asked: so many that the
+last tile of rows counts for little."""
 
 
 def is_direct_product(graph: InferenceGraph, node: Node, one_row: bool) -> bool:
     """Whether a product with a constant weight is better computed by a generated kernel."""
-    weight, many = graph.fake(node.args[-1]), 1000
+    weight = graph.fake(node.args[-1])
     sizes: list[object] = list(weight.shape)
     if graph.fake(node).dtype is not torch.float32 or not all(isinstance(size, int) for size in sizes):
         return False
@@ -36,7 +37,8 @@ def is_direct_product(graph: InferenceGraph, node: Node, one_row: bool) -> bool:
         return weight.nbytes <= _OF_ONE_ROW
     depth, columns = weight.shape
     tiles = CLanguage.register_tiles
-    taken = tiles.choose("rows", many, columns).time(many, columns) / (many * columns / tiles.lanes)
+    tile = tiles.choose("rows", _MANY_ROWS, columns)
+    taken = tile.time(_MANY_ROWS, columns) / (_MANY_ROWS * columns / tiles.lanes)
     return depth <= _DEEPEST and weight.nbytes <= _MOST_BYTES and taken <= _MOST_WASTE
 
 

@@ -17,12 +17,7 @@ from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import PointerArg, call_kernel
 from kagent_core.specs import KernelDescriptor, OpCall, TensorSpec
 
-_INTO = {
-    "aten::mm": "out",
-    "aten::addmm": "out",
-    "aten::bmm": "out",
-    "aten::baddbmm": "out",
-}
+_INTO = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 """Operators that write a result where it is wanted. What the others return is copied there."""
 
 _ATTENTION = (
@@ -42,9 +37,7 @@ def library_kernel(call: OpCall) -> KernelDescriptor | None:
     """Return torch's kernel for a call, or None for an operator that kagent has kernels of its own for."""
     if call.signature not in SIGNATURES or not isinstance(call.overload, torch._ops.OpOverload):
         return None
-    into = None
-    if call.signature in _INTO:
-        into = getattr(call.overload.overloadpacket, _INTO[call.signature])
+    into = call.overload.overloadpacket.out if call.signature in _INTO else None
     return KernelDescriptor(
         signature=call.signature,
         name=f"torch's {call.signature}",
