@@ -22,7 +22,7 @@ from kagent_core.capture.lazy_bits import lazy_bits_as_captured
 from kagent_core.capture.unlike_host import UNLIKE_HOST
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
-from kagent_core.inference import check_float32_products, inference_runner
+from kagent_core.inference import check_float32_products, inference_runner, prepare_inference
 from kagent_core.inspect.logs import get_logger
 from kagent_core.kernels import KernelSet, active_kernels
 from kagent_core.pipeline import CompiledGraph
@@ -88,6 +88,8 @@ def _compile(
 ) -> Callable[..., Any]:
     session = session_for(load_config(options=dict(options or {})))
     check_float32_products(session)
+    if not torch.is_grad_enabled() and any(isinstance(each, torch.nn.Parameter) for each in example_inputs):
+        prepare_inference(session.config)
     if mode not in (None, "default"):
         log.warning("torch.compile's mode '%s' has no meaning for kagent and is ignored", mode)
     capture = _Capture(session, f"graph{next(_numbers)}", len(example_inputs))

@@ -20,9 +20,15 @@ from kagent_core.optimize.splitting import split
 from kagent_core.optimize.unused import drop_unused_results
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import Session
-from kagent_core.watch.memory import MemoryWatch, memory_watch
+from kagent_core.watch.memory import MemoryWatch, memory_watch, prepare_memory_watch
 
 log = get_logger("capture")
+
+
+def prepare_inference(config: Config) -> None:
+    """Begin with what `inference_runner` needs and what does not depend on the graph, while that is captured."""
+    if config.fold_constants and config.parameters == "checked":
+        prepare_memory_watch(config.cache_dir)
 
 
 def inference_runner(

@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 import shlex
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from kagent_core.inspect.logs import get_logger
 from kagent_core.native.binaries import BinaryCache
 from kagent_core.native.compiler import Compiler, first_errors, run_tool
 from kagent_core.native.machine import machine_identity
+from kagent_core.native.pieces import PiecedText, processors
 from kagent_core.native.private import PrivateDirectory, scratch
 
 SUBDIRECTORY = "native"
@@ -48,10 +51,10 @@ class Entry:
     from_cache: bool
 
 
-def cache_key(source: str, compiler: Compiler) -> str:
+def cache_key(source: str | PiecedText, compiler: Compiler) -> str:
     """Return the key of a C text: a digest of the text, the flags, the compiler and the machine."""
     parts = (
-        source,
+        str(source),
         *("flags", *compiler.flags),
         *("libraries", *compiler.libraries),
         *("compiler", *compiler.command, compiler.version),
@@ -73,8 +76,10 @@ class LibraryCache:
     def __init__(self, cache_dir: Path) -> None:
         self._directory = PrivateDirectory(cache_dir / SUBDIRECTORY)
 
-    def entry(self, source: str, compiler: Compiler, *, rebuild: bool = False) -> Entry:
+    def entry(self, source: str | PiecedText, compiler: Compiler, *, rebuild: bool = False) -> Entry:
         """Return the library of a C text, compiled if it is not there or damaged, or if a rebuild is asked for.
+
+        A text in pieces is compiled by as many processes as there are processors.
 
         Raises
         ------
@@ -103,22 +108,34 @@ def _find(directory: Path, key: str) -> Entry | None:
     return None
 
 
-def _build(directory: Path, key: str, source: str, compiler: Compiler) -> Entry:
+def _build(directory: Path, key: str, source: str | PiecedText, compiler: Compiler) -> Entry:
     text = directory / f"{key}.c"
     with scratch(directory, ".c") as file:
-        file.write_text(source, encoding="utf-8")
+        file.write_text(str(source), encoding="utf-8")
         file.replace(text)
+    shares = source.shares(processors()) if isinstance(source, PiecedText) else []
     with scratch(directory, ".so") as file:
         start = time.perf_counter()
-        _compile(compiler, text, file)
+        if len(shares) > 1:
+            _compile_shares(compiler, text, shares, file)
+        else:
+            _run(compiler, compiler.command_line(text, file), text)
         elapsed_ms = (time.perf_counter() - start) * 1e3
         path = directory / _name(key, file.read_bytes())
         file.replace(path)
     return Entry(path, text, elapsed_ms, from_cache=False)
 
 
-def _compile(compiler: Compiler, source: Path, output: Path) -> None:
-    command = compiler.command_line(source, output)
+def _compile_shares(compiler: Compiler, source: Path, shares: Sequence[tuple[str, ...]], output: Path) -> None:
+    """Compile shares of a text, all at once, and link them."""
+    with contextlib.ExitStack() as files, ThreadPoolExecutor(len(shares)) as threads:
+        objects = [files.enter_context(scratch(output.parent, ".o")) for _ in shares]
+        commands = [compiler.object_command_line(source, *made) for made in zip(objects, shares, strict=True)]
+        list(threads.map(lambda command: _run(compiler, command, source), commands))
+        _run(compiler, compiler.link_command_line(objects, output), source)
+
+
+def _run(compiler: Compiler, command: tuple[str, ...], source: Path) -> None:
     hint = f"the C source is '{source}'; the command was `{shlex.join(command)}`"
     try:
         done = run_tool(command)

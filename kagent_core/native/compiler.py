@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kagent_core.errors import ConfigError
-from kagent_core.native.flags import FlagSet, candidates, no_threads_reason
+from kagent_core.native.flags import SHARED, FlagSet, candidates, no_threads_reason
 from kagent_core.native.openmp import mapped_runtimes, torch_runtime
 
 Kind = Literal["gcc", "clang", "zig"]
@@ -65,6 +66,15 @@ class Compiler:
         """Return the command that compiles one C file into a shared library."""
         return (*self.command, *self.flags, str(source), "-o", str(output), *self.libraries)
 
+    def object_command_line(self, source: Path, output: Path, more: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that compiles one C file, with some more flags, into an object file."""
+        flags = (flag for flag in self.flags if flag != SHARED)
+        return (*self.command, *flags, *more, "-c", str(source), "-o", str(output))
+
+    def link_command_line(self, objects: Sequence[Path], output: Path) -> tuple[str, ...]:
+        """Return the command that makes a shared library of object files."""
+        return (*self.command, *self.flags, *map(str, objects), "-o", str(output), *self.libraries)
+
 
 @dataclass(frozen=True)
 class _Search:
@@ -83,12 +93,33 @@ def find_compiler() -> Compiler | None:
     ConfigError
         When ``CC`` names a program that does not exist.
     """
-    return _search(os.environ.get("CC", ""), os.environ.get("PATH")).compiler
+    return _searched().compiler
 
 
 def why_no_compiler() -> str:
     """Say what `find_compiler` looked for and why nothing of it works; empty when it found one."""
-    return _search(os.environ.get("CC", ""), os.environ.get("PATH")).reason
+    return _searched().reason
+
+
+def _searched() -> _Search:
+    with _searching.lock:
+        return _search(os.environ.get("CC", ""), os.environ.get("PATH"))
+
+
+class _Searching:
+    """Has those wait who ask while another thread searches."""
+
+    def __init__(self) -> None:
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let a forked process search: the thread that was searching is not in it."""
+        self.lock = threading.Lock()
+
+
+_searching = _Searching()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_searching.unlock)
 
 
 @functools.cache

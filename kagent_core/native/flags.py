@@ -10,6 +10,9 @@ from pathlib import Path
 
 from kagent_core.native.symbols import vector_math_library
 
+SHARED = "-shared"
+"""What makes a shared library; in the way where an object file is made."""
+
 # -O3 is for code that keeps a tile in registers: it unrolls the loops over the tile, which -O2 does not, and such
 # code ran three times faster. The two that relax arithmetic change no value: no caller reads errno or the flags of
 # floating-point exceptions. No product and sum are contracted, because eager PyTorch rounds after each.
@@ -21,7 +24,7 @@ _COMMON = (
     "-fwrapv",
     "-fno-strict-aliasing",
     "-fPIC",
-    "-shared",
+    SHARED,
     "-std=gnu11",
     "-w",
 )

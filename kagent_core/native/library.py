@@ -14,6 +14,7 @@ from kagent_core.errors import CompilationError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.native.cache import Entry, LibraryCache, cache_key
 from kagent_core.native.compiler import Compiler
+from kagent_core.native.pieces import PiecedText
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Library:
         return call
 
 
-def load(source: str, cache_dir: Path, compiler: Compiler) -> Library:
+def load(source: str | PiecedText, cache_dir: Path, compiler: Compiler) -> Library:
     """Compile a C text, unless the cache has it, and load it.
 
     The same text is compiled once per process, also when several threads ask at once: the others wait.
@@ -88,7 +89,7 @@ class _Loader:
         self._libraries: dict[str, Future[Library]] = {}
         self._lock = threading.Lock()
 
-    def load(self, source: str, compiler: Compiler) -> Library:
+    def load(self, source: str | PiecedText, compiler: Compiler) -> Library:
         key = cache_key(source, compiler)
         with self._lock:
             future = self._libraries.get(key)
@@ -104,7 +105,7 @@ class _Loader:
                 future.set_exception(error)
         return future.result()
 
-    def _load(self, key: str, source: str, compiler: Compiler, *, rebuild: bool = False) -> Library:
+    def _load(self, key: str, source: str | PiecedText, compiler: Compiler, *, rebuild: bool = False) -> Library:
         entry = self._cache.entry(source, compiler, rebuild=rebuild)
         try:
             handle = ctypes.CDLL(str(entry.path))

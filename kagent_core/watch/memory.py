@@ -6,12 +6,16 @@ fingerprint compared (`kagent_core.watch.fingerprint`); all of it where the syst
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from kagent_core.errors import KagentError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.watch.fingerprint import EVERYWHERE, Fingerprinter, FingerprintTable, make_fingerprinter
 from kagent_core.watch.pages import PageWatcher, Span, WatchedPages, page_watcher
@@ -170,10 +174,45 @@ def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = 
     return MemoryWatch(fingerprinter, make_page_scanner(cache_dir, watcher))
 
 
-@functools.cache
+class _OwnWatches:
+    """One for each cache directory, in this process."""
+
+    def __init__(self) -> None:
+        self._make = functools.cache(make_memory_watch)
+        self._prepared: set[Path] = set()
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let a forked process make its own: the thread that was making one is not in it."""
+        self._lock = threading.Lock()
+
+    def of(self, cache_dir: Path) -> MemoryWatch | None:
+        with self._lock:
+            return self._make(cache_dir)
+
+    def prepare(self, cache_dir: Path) -> None:
+        if cache_dir not in self._prepared:
+            self._prepared.add(cache_dir)
+            threading.Thread(target=self._prepare, args=(cache_dir,), name="kagent-watch").start()
+
+    def _prepare(self, cache_dir: Path) -> None:
+        with contextlib.suppress(KagentError):  # whoever needs it gets the error again, and in his own thread
+            self.of(cache_dir)
+
+
+_own = _OwnWatches()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_own.unlock)
+
+
 def memory_watch(cache_dir: Path) -> MemoryWatch | None:
     """Return the process's own, made the first time that it is asked for: see `make_memory_watch`."""
-    return make_memory_watch(cache_dir)
+    return _own.of(cache_dir)
+
+
+def prepare_memory_watch(cache_dir: Path) -> None:
+    """Begin to make what `memory_watch` returns, which takes a compiler a while, in another thread."""
+    _own.prepare(cache_dir)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from kagent_core.codegen.register_tiles import RegisterTiles
 from kagent_core.codegen.rules import RULES
 from kagent_core.config import Config
 from kagent_core.inspect.logs import get_logger
-from kagent_core.native import Library, find_compiler, load, why_no_compiler
+from kagent_core.native import Library, PiecedText, find_compiler, load, why_no_compiler
 from kagent_core.specs import OpCall
 from kagent_cpu.language import CLanguage
 
@@ -111,14 +111,15 @@ def code_generator(config: Config) -> ExpressionGenerator | None:
     )
 
 
-def unit_loader(config: Config) -> Callable[[str], Library]:
+def unit_loader(config: Config) -> Callable[[PiecedText], Library]:
     """Return what compiles and loads the text of generated kernels."""
     preamble = CLanguage().preamble()
 
-    def load_unit(text: str) -> Library:
+    def load_unit(text: PiecedText) -> Library:
         compiler = find_compiler()
         if compiler is None:
             raise RuntimeError(why_no_compiler())
-        return load(preamble + RegisterTiles.functions(text) + text, config.cache_dir, compiler)
+        head = preamble + RegisterTiles.functions(str(text)) + text.head
+        return load(replace(text, head=head), config.cache_dir, compiler)
 
     return load_unit

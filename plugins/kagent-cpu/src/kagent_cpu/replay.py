@@ -21,7 +21,7 @@ from kagent_core.errors import KernelExecutionError
 from kagent_core.execute.failure import as_eager_fails, kernel_failure, reported_error
 from kagent_core.execute.host import empty_like_spec, view_of
 from kagent_core.inspect.logs import get_logger
-from kagent_core.native import Library
+from kagent_core.native import Library, PiecedText
 from kagent_core.specs import DType, KernelDescriptor, KernelTask, TaskFinished, TensorSpec
 from kagent_cpu.code import SegmentSource, SegmentWriter
 from kagent_cpu.source import SourceKernel, is_source
@@ -29,7 +29,7 @@ from kagent_cpu.unit import is_generated
 
 log = get_logger("execute")
 
-LoadUnit = Callable[[str], Library]
+LoadUnit = Callable[[PiecedText], Library]
 """Compiles and loads the text of generated kernels."""
 
 LoadSource = Callable[[KernelDescriptor], SourceKernel]

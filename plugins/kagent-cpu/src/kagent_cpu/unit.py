@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kagent_core.codegen.c_family import REPORT
+from kagent_core.native.pieces import OWN, PiecedText
 from kagent_core.specs import KernelTask, PackedArg, TensorSpec
 
 _HEAD = re.compile(r"^static void ", re.MULTILINE)
@@ -89,9 +90,14 @@ class TranslationUnit:
         """Number of different kernels."""
         return len(self._kernels)
 
-    def text(self) -> str:
-        """Return the unit, without the preamble."""
-        lines = list(self._kernels.values())
+    def text(self) -> PiecedText:
+        """Return the unit, without the preamble. Each kernel is a piece, the runs are the last one."""
+        kernels = [_HEAD.sub(f"{OWN} void ", source, count=1) for source in self._kernels.values()]
+        declared = [source.partition("{")[0].rstrip() + ";" for source in kernels]
+        return PiecedText("\n".join(declared), (*kernels, self._text_of_runs()))
+
+    def _text_of_runs(self) -> str:
+        lines = []
         for name, tasks in self._runs:
             base = self.slots[tasks[0]].first
             lines.append(f"void {name}(i64 *t) {{")
@@ -99,7 +105,7 @@ class TranslationUnit:
                 shift = self.slots[task].first - base
                 lines.append(f"    {{ i64 *const a = t + {shift}; {self._calls[task]} }}")
             lines.append("}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
     def _argument(self, arg: PackedArg, slots: Slots) -> str:
         slot = len(self.values)
