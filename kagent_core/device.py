@@ -151,6 +151,8 @@ class Segment:
         Of the program, for messages.
     in_place
         Buffers that are memory of torch's own tensors on the device: an environment holds their `Region`.
+    steady
+        Buffers of inputs that are the same tensors call after call, such as packed weights: `SealedSegment.bind`.
     """
 
     device: Device
@@ -162,6 +164,7 @@ class Segment:
     bases: Mapping[int, TensorSpec] = field(default_factory=dict)
     name: str = "program"
     in_place: frozenset[int] = frozenset()
+    steady: frozenset[int] = frozenset()
 
 
 class SealedSegment(ABC):
@@ -175,6 +178,13 @@ class SealedSegment(ABC):
     """
 
     calls_torch = True
+
+    def bind(self, environment: Environment) -> None:
+        """Note what depends on the tensors of `Segment.steady` alone, such as their addresses.
+
+        Called before a run whenever these may be other tensors than at the run before, and at the first one. They
+        are in the environment of every run, too. Optional: by default nothing.
+        """
 
     @abstractmethod
     def run(self, environment: Environment) -> None:

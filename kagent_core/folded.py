@@ -41,8 +41,8 @@ class FoldedGraph:
         For logs.
     parts
         The two parts.
-    run
-        Runs the second one.
+    bind
+        Makes what runs the second one with some constants.
     run_whole
         Makes what runs the graph as it was captured.
     watch
@@ -53,16 +53,18 @@ class FoldedGraph:
         self,
         name: str,
         parts: SplitGraph,
-        run: GraphRunner,
+        bind: Callable[[Sequence[Any]], GraphRunner],
         run_whole: Callable[[], GraphRunner],
         watch: MemoryWatch | None,
     ) -> None:
         self.name = name
         self._parts = parts
-        self._run = run
+        self._bind = bind
+        self._pick_watched, self._pick_kept = _picker(parts.watched), _picker(parts.kept)
         self._make_whole = run_whole
         self._watch = watch
         self._known: OrderedDict[tuple[int, ...], _Constants] = OrderedDict()
+        self._latest: _Constants | None = None
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -72,35 +74,40 @@ class FoldedGraph:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the graph."""
-        constants = self._constants([args[position] for position in self._parts.watched])
-        if constants is None:
-            return self.run_whole(args)
-        return self._run([*[args[position] for position in self._parts.kept], *constants])
+        run = self._runner(self._pick_watched(args))
+        return self.run_whole(args) if run is None else run(self._pick_kept(args))
 
-    def _constants(self, parameters: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-        """Return the constants of some parameters; None while those keep changing."""
-        key = tuple(map(id, parameters))
+    def _runner(self, parameters: Sequence[torch.Tensor]) -> GraphRunner | None:
+        """Return what runs the graph with the constants of some parameters; None while those keep changing."""
         with self._lock:
-            known = self._known.get(key)
+            known = self._latest
             if known is None or not known.are_of(parameters):
-                self._known = OrderedDict((k, each) for k, each in self._known.items() if each.is_alive())
-                known = self._known[key] = _Constants(parameters, self._watch)
-                while len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-            elif known.changed(parameters):
+                known = self._latest = self._known_of(parameters)
+            if known.changed(parameters):
                 known.unchanged_calls = 0
                 known.changed_calls += 1
-                known.values = None
+                known.run = None
                 if known.changed_calls == RESTLESS:
                     log.info("%s: its parameters change at every call, so nothing is folded into them", self.name)
             else:
                 known.unchanged_calls += 1
                 if known.unchanged_calls >= RESTLESS:
                     known.changed_calls = 0
-            self._known.move_to_end(key)
-            if known.values is None and known.changed_calls < RESTLESS:
-                known.values = self._computed(parameters)
-            return known.values
+            if known.run is None and known.changed_calls < RESTLESS:
+                known.run = self._bind(self._computed(parameters))
+            return known.run
+
+    def _known_of(self, parameters: Sequence[torch.Tensor]) -> _Constants:
+        """Return what is known of some parameters, and make it the last to be given up."""
+        key = tuple(map(id, parameters))
+        known = self._known.get(key)
+        if known is None or not known.are_of(parameters):
+            self._known = OrderedDict((k, each) for k, each in self._known.items() if each.is_alive())
+            known = self._known[key] = _Constants(parameters, self._watch)
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return known
 
     def _computed(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         # as memory that anybody may use later, without gradients, and in the types that capture has written down
@@ -120,13 +127,13 @@ class _Constants:
         self._counted = [position for position, parameter in enumerate(parameters) if not parameter.is_inference()]
         self._found: list[bytes] = []
         self._look(parameters)
-        self.values: list[torch.Tensor] | None = None
+        self.run: GraphRunner | None = None
         self.changed_calls = 0
         self.unchanged_calls = 0
 
     def are_of(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether these are the parameters, rather than others that came to have the same numbers."""
-        return all(ref() is parameter for ref, parameter in zip(self._references, parameters, strict=True))
+        return all(map(operator.is_, parameters, map(operator.call, self._references)))
 
     def is_alive(self) -> bool:
         """Whether all of the parameters still exist."""
@@ -140,7 +147,7 @@ class _Constants:
         if self._memory is None:
             return False
         before, self._found = self._found, self._memory.compute()
-        return before != self._found
+        return before is not self._found and before != self._found
 
     def _look(self, parameters: Sequence[torch.Tensor]) -> None:
         self._states = self._state(parameters)
@@ -150,15 +157,22 @@ class _Constants:
             self._found = self._memory.compute()
 
     def _state(self, parameters: Sequence[torch.Tensor]) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """Return what PyTorch knows about the parameters: version counters, addresses, strides.
+        """Return what PyTorch knows about the parameters: addresses, strides, version counters.
 
-        It is asked for at every call: functions in C, mapped, take half the time of a function for each parameter.
+        The counters where they are all that tells. It is asked for at every call: functions in C, mapped, take half
+        the time of a function for each parameter.
         """
-        whole = len(self._counted) == len(parameters)
-        counted = parameters if whole else [parameters[position] for position in self._counted]
+        counted = [] if self._watch is not None else [parameters[position] for position in self._counted]
         return list(map(_version, counted)), list(map(_address, parameters)), list(map(_strides, parameters))
 
 
 _version = operator.attrgetter("_version")
 _address = torch.Tensor.data_ptr
 _strides = torch.Tensor.stride
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return what takes the items at some positions out of a sequence."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda items: [items[position] for position in positions]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kagent_core.capture.graph import CapturedGraph
-from kagent_core.execute.plan import ExecutionPlan, PlannedSegment
+from kagent_core.execute.plan import Bound, ExecutionPlan, PlannedSegment
 from kagent_core.extract.context import ExtractionRequest
 from kagent_core.extract.queue import TaskQueue
 from kagent_core.inspect.logs import get_logger
 from kagent_core.inspect.report import Fallback, PlanReport
 from kagent_core.schedule.placed import PlacedCalls, PlacedProgram, Transfer
-from kagent_core.specs import Program
+from kagent_core.specs import Program, TensorSpec
 
 if TYPE_CHECKING:
     from kagent_core.session import Session
@@ -59,11 +59,13 @@ def build_plan(
     exports = placed.exports()
     steps: list[PlannedSegment | Transfer] = []
     first_task = 0
+    inputs = placed.program.inputs
+    steady = {spec.buffer for n in parameters if isinstance(spec := inputs[n], TensorSpec)}
     for position, step in enumerate(placed.steps):
         if isinstance(step, Transfer):
             steps.append(step)
             continue
-        planned = _build_segment(session, placed, step, exports[position], first_task)
+        planned = _build_segment(session, placed, step, exports[position], first_task, steady)
         first_task += len(planned.segment.tasks)
         steps.append(planned)
     plan = ExecutionPlan(placed, steps, session.executor_for, constants, args, parameters)
@@ -86,6 +88,7 @@ def build_plan(
             build_ms=(time.perf_counter() - started) * 1e3,
             in_place=len(placed.in_place),
             not_recorded=tuple(_not_recorded(session, steps)),
+            float32_products=session.config.float32_products,
         )
     )
     return plan
@@ -102,7 +105,12 @@ def _not_recorded(session: Session, steps: Sequence[PlannedSegment | Transfer]) 
 
 
 def _build_segment(
-    session: Session, placed: PlacedProgram, step: PlacedCalls, exports: frozenset[int], first_task: int
+    session: Session,
+    placed: PlacedProgram,
+    step: PlacedCalls,
+    exports: frozenset[int],
+    first_task: int,
+    steady: Collection[int],
 ) -> PlannedSegment:
     program = placed.program
     executor, opened = session.executor_for(step.device), session.open(step.device)
@@ -111,7 +119,7 @@ def _build_segment(
     suggest = functools.partial(session.suggest, opened.info)
     session.extractor.extract(request, opened, queue, suggest, session.forced_launch_configs)
     queue.close()
-    segment = executor.prepare(queue, program.buffers, exports, placed.bases, program.name, placed.in_place)
+    segment = executor.prepare(queue, program.buffers, exports, placed.bases, program.name, placed.in_place, steady)
     return PlannedSegment(segment, executor.seal(segment))
 
 
@@ -147,6 +155,26 @@ class CompiledGraph:
                 self.session.close_abandoned()
             return plan.run(args)
         return self._run_found(args)
+
+    def bound(self, values: Sequence[Any]) -> BoundGraph:
+        """Return what runs the graph with its last inputs given already."""
+        return BoundGraph(self, values)
+
+    def bind_latest(self, args: Sequence[Any], first: int) -> Bound | None:
+        """Bind the arguments from the first of some position on in the plan that was used last, if that accepts them.
+
+        See `ExecutionPlan.bind`.
+        """
+        plan = self._latest
+        return plan.bind(args, first) if plan is not None and plan.accepts(args) else None
+
+    def is_latest(self, plan: ExecutionPlan) -> bool:
+        """Whether a plan may run again with nobody but itself being asked."""
+        if plan is not self._latest or self.session.watches_every_run:
+            return False
+        if self.session.abandoned:
+            self.session.close_abandoned()
+        return True
 
     def plans(self) -> list[ExecutionPlan]:
         """The plans in the cache, least recently used first."""
@@ -184,6 +212,32 @@ class CompiledGraph:
     def _build(self, args: Sequence[Any]) -> ExecutionPlan:
         program = self.graph.program(args)
         return build_plan(self.session, program, self.graph.constants, args, self._parameters)
+
+
+class BoundGraph:
+    """A graph whose last inputs are given already: at each call, the others alone are looked at.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    values
+        The inputs that are given.
+    """
+
+    def __init__(self, graph: CompiledGraph, values: Sequence[Any]) -> None:
+        self._graph = graph
+        self._values = list(values)
+        self._bound: Bound | None = None
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Run the graph with the inputs that are not given. Safe to call from many threads."""
+        bound, whole = self._bound, [*args, *self._values]
+        if bound is not None and bound.accepts(args) and self._graph.is_latest(bound.plan):
+            return bound.plan.run(whole, None, bound)
+        results = self._graph(whole)
+        self._bound = self._graph.bind_latest(whole, len(args))
+        return results
 
 
 def _abandon(abandoned: deque[Any], plans: OrderedDict[Any, ExecutionPlan]) -> None:

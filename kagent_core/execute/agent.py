@@ -52,10 +52,12 @@ class ExecutorAgent:
         bases: Mapping[int, TensorSpec],
         name: str,
         in_place: Collection[int] = (),
+        steady: Collection[int] = (),
     ) -> Segment:
         """Take every task from a closed queue and return them ordered, with an arena planned for their memory.
 
-        Buffers that are `in_place` have memory of their own, on this device or another.
+        Buffers that are `in_place` have memory of their own, on this device or another; those that are `steady` hold
+        the same tensors call after call.
 
         Raises
         ------
@@ -86,6 +88,7 @@ class ExecutorAgent:
             bases=bases,
             name=name,
             in_place=in_place,
+            steady=frozenset(touched.intersection(steady)),
         )
 
     def seal(self, segment: Segment) -> Callable[[], SealedSegment]:

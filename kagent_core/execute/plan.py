@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kagent_core.capture.schemas import torch_dtype
 from kagent_core.device import Environment, Observer, SealedSegment, Segment
+from kagent_core.execute.accepted import Accepted
 from kagent_core.execute.agent import ExecutorAgent
 from kagent_core.execute.copies import Copy
 from kagent_core.execute.host import view_of
@@ -25,6 +26,33 @@ from kagent_core.specs import BufferKind, BufferSpec, Device, InputRef, KernelTa
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _BelowAutocast = torch._C._DisableAutocast
+_is_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+class Bound:
+    """A plan whose last arguments are given already; made by `ExecutionPlan.bind`.
+
+    Attributes
+    ----------
+    plan
+        The plan.
+    environment
+        What an environment has without the other arguments.
+    inputs
+        Position and buffer of these.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        environment: Environment,
+        inputs: Sequence[tuple[int, int]],
+        accepted: Accepted,
+    ) -> None:
+        self.plan = plan
+        self.environment = environment
+        self.inputs = inputs
+        self.accepts = accepted.are
 
 
 @dataclass(frozen=True)
@@ -57,6 +85,9 @@ class ExecutionPlan:
         Positions of arguments that count as parameters, whatever they are.
     """
 
+    accepts: Callable[[Sequence[Any]], bool]
+    """Whether the plan was made for arguments like these: dtypes, shapes, strides, torch devices and integers."""
+
     def __init__(
         self,
         placed: PlacedProgram,
@@ -71,14 +102,10 @@ class ExecutionPlan:
         self.steps = tuple(steps)
         self._bases = placed.bases
         self._in_place = placed.in_place
-        anchored = self.program.anchored
+        self._accepted = Accepted(self.program, bool(self._in_place), range(len(self.program.inputs)))
+        self.accepts = self._accepted.are
+        self._steady = any(isinstance(step, PlannedSegment) and step.segment.steady for step in steps)
         tensors = [(i, spec) for i, spec in enumerate(self.program.inputs) if isinstance(spec, TensorSpec)]
-        checked = [(i, spec) for i, spec in tensors if i not in self.program.fixed]
-        self._tensors = [(i, spec.shape, spec.strides, torch_dtype(spec.dtype)) for i, spec in checked]
-        given = [(i, self.program.buffers[spec.buffer].torch_device) for i, spec in checked] if self._in_place else []
-        self._devices = [(i, torch.device(name or "cpu")) for i, name in given]
-        self._anchored = [(i, spec.storage_offset) for i, spec in tensors if i in anchored]
-        self._numbers = [(i, v) for i, v in enumerate(self.program.inputs) if not isinstance(v, TensorSpec)]
         self._inputs = [(i, spec.buffer) for i, spec in tensors]
         self._constants = {
             spec.buffer: constants[self.program.buffers[spec.buffer].source or 0] for spec in self.program.constants
@@ -103,40 +130,55 @@ class ExecutionPlan:
         """Whether no device has to be told when the plan is given up."""
         return not self._in_place and not any(isinstance(step, Transfer) for step in self.steps)
 
-    def accepts(self, args: Sequence[Any]) -> bool:
-        """Whether the plan was made for arguments like these: dtypes, shapes, strides, torch devices and integers."""
-        for index, shape, strides, dtype in self._tensors:
-            arg = args[index]
-            if arg.shape != shape or arg.stride() != strides or arg.dtype is not dtype:
-                return False
-        for index, device in self._devices:
-            if args[index].device != device:
-                return False
-        for index, offset in self._anchored:
-            if args[index].storage_offset() != offset:
-                return False
-        return not self._numbers or all(args[index] == value for index, value in self._numbers)
+    def bind(self, args: Sequence[Any], first: int) -> Bound:
+        """Give the arguments from the first of some position on, for many calls: all of them are accepted ones."""
+        environment = self._constants.copy()
+        environment.update((buffer, args[index]) for index, buffer in self._inputs if index >= first)
+        others = [(index, buffer) for index, buffer in self._inputs if index < first]
+        return Bound(self, environment, others, Accepted(self.program, bool(self._in_place), range(first)))
 
-    def run(self, args: Sequence[Any], observer: Observer | None = None) -> list[Any]:
+    def run(self, args: Sequence[Any], observer: Observer | None = None, bound: Bound | None = None) -> list[Any]:
         """Run the program and return its outputs.
+
+        Parameters
+        ----------
+        args
+            All arguments, even of those that are bound.
+        observer
+            Is told about each task.
+        bound
+            What `bind` has returned for the last ones; else None.
 
         Raises
         ------
         KernelExecutionError
             When a kernel fails. The plan stays usable.
         """
-        instance = self._free_instance() or self._instantiate()
-        environment: Environment = self._constants.copy()
-        for index, buffer in self._inputs:
+        try:
+            instance = self._idle.pop()
+        except IndexError:  # asking first would race with other threads
+            instance = self._instantiate()
+        environment: Environment = (self._constants if bound is None else bound.environment).copy()
+        for index, buffer in self._inputs if bound is None else bound.inputs:
             environment[buffer] = args[index]
         try:
-            if observer is None and self._whole is not None and not instance.calls_torch:
+            if self._steady:
+                instance.bind(environment, bound)
+            whole = self._whole
+            if whole is not None and not instance.calls_torch and observer is None:
                 instance.run(environment, None)
-                results = [environment[buffer] for buffer in self._whole]
+                results = [environment[whole[0]]] if len(whole) == 1 else list(map(environment.__getitem__, whole))
             else:
-                with _BelowAutograd(), _BelowAutocast():  # capture has written down what both would do
-                    instance.run(environment, observer)
-                    results = [output(args, environment) for output in self._outputs]
+                with _BelowAutograd():  # capture has written down what it would do, and what autocast would
+                    if _is_autocast_enabled():
+                        with _BelowAutocast():
+                            instance.run(environment, observer)
+                    else:
+                        instance.run(environment, observer)
+                    if whole is not None:
+                        results = list(map(environment.__getitem__, whole))
+                    else:
+                        results = [output(args, environment) for output in self._outputs]
             for position, earlier in self._repeats:
                 results[position] = results[earlier]
             return results
@@ -178,12 +220,6 @@ class ExecutionPlan:
     def _trim(self) -> None:
         for memory in self._memories:
             memory.trim()
-
-    def _free_instance(self) -> _Instance | None:
-        try:
-            return self._idle.pop()
-        except IndexError:  # asking first would race with other threads
-            return None
 
     def _instantiate(self) -> _Instance:
         with torch.inference_mode(False):  # memory made under inference_mode could not be written outside of it
@@ -284,21 +320,34 @@ class _Instance:
 
     def __init__(self, makers: Sequence[Callable[[], SealedSegment]]) -> None:
         self._sealed: list[SealedSegment] = []
+        self._bound: Callable[[], Bound | None] = lambda: None
         try:
             for make in makers:
                 self._sealed.append(make())
             self.calls_torch = any(step.calls_torch for step in self._sealed)
+            self._run_only = self._sealed[0].run if len(self._sealed) == 1 else None
         except BaseException:
             self.close()
             raise
 
-    def run(self, environment: Environment, observer: Observer | None) -> None:
-        if observer is None:
+    def bind(self, environment: Environment, bound: Bound | None) -> None:
+        """Bind an environment's steady tensors, unless they are those that were bound last: they may live no longer."""
+        if bound is None or self._bound() is not bound:
+            self._bound = lambda: None
             for step in self._sealed:
-                step.run(environment)
-        else:
+                step.bind(environment)
+            if bound is not None:
+                self._bound = weakref.ref(bound)
+
+    def run(self, environment: Environment, observer: Observer | None) -> None:
+        if observer is not None:
             for step in self._sealed:
                 step.run_observed(environment, observer)
+        elif self._run_only is not None:
+            self._run_only(environment)
+        else:
+            for step in self._sealed:
+                step.run(environment)
 
     def close(self) -> None:
         for step in self._sealed:

@@ -6,9 +6,12 @@ fingerprint compared (`kagent_core.watch.fingerprint`); all of it where the syst
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +21,12 @@ import torch
 from kagent_core.errors import KagentError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.watch.fingerprint import EVERYWHERE, Fingerprinter, FingerprintTable, make_fingerprinter
-from kagent_core.watch.pages import PageWatcher, Span, WatchedPages, page_watcher
-from kagent_core.watch.scan import PageScan, PageScanner, make_page_scanner
+from kagent_core.watch.mappings import Span
+from kagent_core.watch.neighbours import SharedPages
+from kagent_core.watch.pages import PageWatcher, page_watcher
+from kagent_core.watch.scan import PageScanner, make_page_scanner
 
 log = get_logger("execute")
-
-NEAR = 1 << 16
-"""Bytes between pieces of memory that are watched together: asking costs more than looking at a few pages."""
 
 _Looked = tuple[list[int], FingerprintTable]
 
@@ -36,44 +38,48 @@ class WatchedMemory:
     ----------
     watched
         Places among all pieces of those whose pages are watched, and what looks at them.
-    scan
-        Tells what was written of these pages; None where none are watched.
+    pages
+        Tells what was written of these; None where none are watched.
     others
         The same as `watched` for the other pieces, which are looked at each time.
     unwatched_nbytes
         How many bytes these have.
     """
 
-    def __init__(self, watched: _Looked, scan: PageScan | None, others: _Looked, unwatched_nbytes: int) -> None:
+    def __init__(self, watched: _Looked, pages: SharedPages | None, others: _Looked, unwatched_nbytes: int) -> None:
         self._watched = watched
-        self._scan = scan
+        self._pages = pages
         self._others = others
-        self._written: list[Span] | None = None  # what has to be looked at; None for everything
+        self._written: list[Span] = list(EVERYWHERE)  # what has to be looked at
         self._found = [b""] * (len(watched[0]) + len(others[0]))
         self.unwatched_nbytes = unwatched_nbytes
 
     def compute(self) -> list[bytes]:
-        """Return the fingerprints of what lies in the memory now. It must be there."""
-        if self._scan is not None:
+        """Return the fingerprints of what lies in the memory now; the same list where nothing has changed.
+
+        The memory must be there.
+        """
+        if self._pages is not None:
             # the marks first: what is written while the pieces are looked at is looked at again
-            for written in self._scan.written():
-                if written is None or self._written is None:
-                    self._written = None
-                else:
-                    self._written += written
-            if self._written != []:
-                self._look(self._watched, EVERYWHERE if self._written is None else self._written)
-                self._written = []
+            self._written += self._pages.written()
+            if self._written:
+                changed = self._look(self._watched, self._written)
+                self._written = self._pages.note(self._written, changed)
         if self.unwatched_nbytes:
             self._look(self._others, EVERYWHERE)
-        return list(self._found)
+        return self._found
 
-    def _look(self, looked: _Looked, changed: Sequence[Span]) -> None:
+    def _look(self, looked: _Looked, written: Sequence[Span]) -> set[int]:
+        """Look at what was written, and return which of these pieces have changed."""
         numbers, fingerprints = looked
-        before, found = fingerprints.latest, fingerprints.compute(changed)
-        if found is not before:
-            for number, each in zip(numbers, found, strict=True):
-                self._found[number] = each
+        before, found = fingerprints.latest, fingerprints.compute(written)
+        if found is before:
+            return set()
+        changed = {n for n, each in enumerate(found) if not before or each != before[n]}
+        self._found = list(self._found)
+        for n in changed:
+            self._found[numbers[n]] = found[n]
+        return changed
 
 
 class MemoryWatch:
@@ -99,56 +105,40 @@ class MemoryWatch:
         ranges
             Address and length in bytes of each piece.
         """
-        order = sorted(range(len(ranges)), key=ranges.__getitem__)
-        watched: list[WatchedPages] = []
         numbers: list[int] = []
-        scan = None
+        pages = None
         if self._scanner is not None:
-            refused = _watch(self._scanner, _near(order, ranges), ranges, watched, numbers)
-            # what lies between pieces may be of another kind: then each by itself
-            _watch(self._scanner, [[number] for group in refused for number in group], ranges, watched, numbers)
-            scan = self._scanner.scan(watched)
-        others = sorted(set(order) - set(numbers))
+            spans = _pages_of(ranges)
+            scan, refused = self._scanner.watch(spans)
+            for reason in set(refused.values()):
+                _tell(reason)
+            numbers = [n for n, piece in enumerate(ranges) if _span_with(piece, spans) not in refused]
+            pages = SharedPages(self._scanner, scan, [ranges[number] for number in numbers])
+        others = sorted(set(range(len(ranges))) - set(numbers))
         unwatched_nbytes = sum(ranges[number][1] for number in others)
-        return WatchedMemory(self._looked(numbers, ranges), scan, self._looked(others, ranges), unwatched_nbytes)
+        return WatchedMemory(self._looked(numbers, ranges), pages, self._looked(others, ranges), unwatched_nbytes)
 
     def _looked(self, numbers: list[int], ranges: Sequence[tuple[int, int]]) -> _Looked:
         return numbers, self._fingerprinter.table([ranges[number] for number in numbers])
 
 
-def _watch(
-    scanner: PageScanner,
-    groups: list[list[int]],
-    ranges: Sequence[tuple[int, int]],
-    watched: list[WatchedPages],
-    numbers: list[int],
-) -> list[list[int]]:
-    """Watch pieces in groups, each as a whole; note what is watched, and return the groups that cannot be."""
-    begins = [ranges[group[0]][0] for group in groups]
-    ends = [max(sum(ranges[number]) for number in group) for group in groups]
-    spans = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
-    refused = []
-    for group, pages in zip(groups, scanner.watch(spans), strict=True):
-        if isinstance(pages, WatchedPages):
-            watched.append(pages)
-            numbers += group
+def _pages_of(ranges: Sequence[tuple[int, int]]) -> list[Span]:
+    """Return the pages of some pieces of memory, in spans in ascending order; what shares a page is in one span."""
+    size = mmap.PAGESIZE
+    spans: list[Span] = []
+    for address, nbytes in sorted(piece for piece in ranges if piece[1]):
+        begin, end = address // size * size, -(-(address + nbytes) // size) * size
+        if spans and begin < spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
         else:
-            refused.append(group)
-    return refused
+            spans.append((begin, end))
+    return spans
 
 
-def _near(order: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    groups: list[list[int]] = []
-    end = 0
-    for number in order:
-        address, nbytes = ranges[number]
-        if groups and address - end <= NEAR:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-            end = 0
-        end = max(end, address + nbytes)
-    return groups
+def _span_with(piece: tuple[int, int], spans: Sequence[Span]) -> Span | None:
+    """Return which of some spans a piece lies in; None for a piece without bytes."""
+    address, nbytes = piece
+    return spans[bisect.bisect_right(spans, (address, sys.maxsize)) - 1] if nbytes else None
 
 
 def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = page_watcher) -> MemoryWatch | None:
@@ -218,8 +208,8 @@ def prepare_memory_watch(cache_dir: Path) -> None:
 @functools.cache
 def _tell(reason: str) -> None:
     log.info(
-        "parameters are read at every call, to see whether they have changed: %s; parameters = version trusts "
-        "PyTorch's version counters instead",
+        "some or all parameters are read at every call, to see whether they have changed: %s; "
+        "parameters = version trusts PyTorch's version counters instead",
         reason,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import functools
 import linecache
@@ -139,16 +140,17 @@ class CpuSegment(SealedSegment):
             "empty_like_spec": empty_like_spec,
             "empty_strided": _filled_empty_strided if _fills_new_memory() else _empty_strided,
             "conform": _Conform(arena.data_ptr(), arena.data_ptr() + segment.arena_nbytes),
+            "arena_at": arena.data_ptr(),
             "flatten": _flatten,
             **compiled.runs,
             **source.constants,
         }
         if source.unit.slots:
-            table = (ctypes.c_int64 * len(source.unit.values))(*source.unit.values)
+            table = array.array("q", source.unit.values)
             for slot, buffer, offset in source.addresses:
                 table[slot] = arena.data_ptr() + segment.offsets[buffer] + offset
             # generated kernels know the arena by its address only: the table keeps it alive
-            self._globals |= {"table": table, "table_at": ctypes.addressof(table), "arena": arena}
+            self._globals |= {"table": table, "table_at": table.buffer_info()[0], "arena": arena}
             self._globals["report"] = _Report(segment, source, table)
         homes: dict[int, torch.Tensor] = {}
         for spec, name in source.planned.items():
@@ -158,6 +160,14 @@ class CpuSegment(SealedSegment):
             self._globals[name] = view_of(homes[spec.buffer], whole, spec)
         self._replay = self._define(self._compiled.code, "replay")
         self.calls_torch = not all(is_generated(task) for task in segment.tasks)
+
+    def bind(self, environment: Environment) -> None:
+        """Write the addresses of steady tensors into the table."""
+        addresses: dict[int, int] = {}
+        for slot, buffer, nbytes in self._compiled.source.steady:
+            if buffer not in addresses:
+                addresses[buffer] = environment[buffer].data_ptr()
+            self._globals["table"][slot] = addresses[buffer] + nbytes
 
     def run(self, environment: Environment) -> None:
         """Run every task in the calling thread."""
