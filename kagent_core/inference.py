@@ -13,11 +13,12 @@ from kagent_core.errors import ConfigError
 from kagent_core.folded import FoldedGraph, GraphRunner
 from kagent_core.inspect.logs import get_logger
 from kagent_core.optimize.affine import fold_affine_steps
+from kagent_core.optimize.filled import fill_by_shape
 from kagent_core.optimize.inference_graph import InferenceGraph
 from kagent_core.optimize.layout import LayoutError, propagate_strides
 from kagent_core.optimize.rows import compute_needed_rows
 from kagent_core.optimize.splitting import split
-from kagent_core.optimize.unused import drop_unused_results
+from kagent_core.optimize.unused import drop_unused_results, leave_out_logarithms
 from kagent_core.pipeline import CompiledGraph
 from kagent_core.session import Session
 from kagent_core.watch.memory import MemoryWatch, memory_watch, prepare_memory_watch
@@ -66,7 +67,7 @@ def inference_runner(
     log.debug("%s: %d constants", name, parts.count)
     main = CapturedGraph(parts.main, name)
     constants = range(len(parts.kept), len(main.placeholders))
-    return FoldedGraph(name, parts, CompiledGraph(session, main, constants), run_whole, watch)
+    return FoldedGraph(name, parts, CompiledGraph(session, main, constants).bound, run_whole, watch)
 
 
 def _rewritten(
@@ -79,6 +80,7 @@ def _rewritten(
     optimizer = session.open(session.target.device).optimizer
     for rows_first in (True, False):
         graph = InferenceGraph(graph_module, parameters, session.may_rewrite)
+        fill_by_shape(graph)
         dropped = drop_unused_results(graph)
         folded = fold_affine_steps(graph)
         picked = compute_needed_rows(graph) if rows_first else 0
@@ -91,6 +93,7 @@ def _rewritten(
             if not picked:
                 break
             continue
+        dropped += leave_out_logarithms(graph)
         log.debug("%s: %d affine steps folded, %d copies, rows left out of %d products", name, folded, copies, picked)
         return graph, dropped + picked
     return None, 0

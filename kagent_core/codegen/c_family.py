@@ -309,7 +309,7 @@ class CFamily:
     def primitive(self, node: Expr, args: list[str]) -> str:
         """Return a primitive of some values."""
         dtype = node.args[-1].dtype
-        if node.op in ("max", "min") and dtype in FLOATS and _is_plain_number(node.args[1]):
+        if node.op in ("max", "min") and dtype in FLOATS and is_plain_number(node.args[1]):
             order = "<=" if node.op == "max" else ">="  # a NaN is in no order: one comparison does
             return f"(!({args[0]} {order} {args[1]}) ? {args[0]} : {args[1]})"
         special: Callable[[str, list[str]], str] | None = getattr(self, f"_p_{node.op}", None)
@@ -497,5 +497,6 @@ def _extreme(a: str, order: str, b: str) -> str:
     return f"(({a} {order} {b}) + ({a} != {a}) ? {a} : {b})"
 
 
-def _is_plain_number(node: Expr) -> bool:
+def is_plain_number(node: Expr) -> bool:
+    """Whether an expression is a number that is not NaN."""
     return node.op == "constant" and not math.isnan(node.payload)

@@ -15,6 +15,7 @@ from typing import Self
 
 from kagent_core.codegen.c_family import SHORT, CFamily
 from kagent_core.codegen.generic import GenericKernels
+from kagent_core.codegen.generic.leading import with_what_is_read
 from kagent_core.codegen.kernel import KernelArg, KernelSource, LoopNest
 from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.merging import merge_axes
@@ -108,7 +109,7 @@ class ExpressionGenerator:
 
     def has_tiles(self, calls: Sequence[OpCall]) -> bool:
         """Return whether a kernel for some calls is one with tile sizes."""
-        return self._has_generic(calls[0])
+        return self._has_generic(with_what_is_read(calls)[0])
 
     def can_generate(self, calls: Sequence[OpCall], inner: Collection[int] = ()) -> str | None:
         """Return why no kernel can be made of some calls, or None when one can."""
@@ -172,7 +173,7 @@ class ExpressionGenerator:
     def _make(self, calls: Sequence[OpCall], stored: Collection[int]) -> KernelSource | str:
         """Return the kernel for some calls, or why there is none. A pattern that is known is not lowered again."""
         pattern, numbers = pattern_of(calls, stored)
-        tiled = self._has_generic(calls[0])
+        tiled = self.has_tiles(calls)
         choice = self._choose_tiles(calls) if tiled else TileChoice()
         key = (pattern, choice.tiles)
         with self._lock:
@@ -262,9 +263,12 @@ class ExpressionGenerator:
         return write(self._languages[-1])
 
     def _takes_generic(self, calls: Sequence[OpCall]) -> bool:
-        if self._generic is None or calls[0].signature not in self._generic:
+        if self._generic is None:
             return False
-        fuses = len(calls) == 1 or self._fuses_generic or self._generic_is_better(calls[0])
+        first = with_what_is_read(calls)[0]
+        if first.signature not in self._generic:
+            return False
+        fuses = len(calls) == 1 or self._fuses_generic or self._generic_is_better(first)
         return fuses and self._generic.refusal(calls) is None
 
 

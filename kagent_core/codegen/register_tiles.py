@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["rows", "places"]
+Kind = Literal["rows", "places", "sums"]
 
 _TEXT = r"""
 /* sums that stay in vector registers; only here may a product and a sum be contracted */
@@ -18,14 +18,23 @@ _TEXT = r"""
 #define TILE_FUNCTION static __attribute__((noinline, unused)) void
 #define TILE_CONTRACT _Pragma("clang fp contract(fast)")
 #else
-#define TILE_FUNCTION static __attribute__((noinline, unused, optimize("fp-contract=fast"))) void
+#define TILE_OPTIONS "fp-contract=fast", "no-predictive-commoning" /* which would keep numbers in place of sums */
+#define TILE_FUNCTION static __attribute__((noinline, unused, optimize(TILE_OPTIONS))) void
 #define TILE_CONTRACT
 #endif
-#define EACH(n, count) _Pragma("GCC unroll 16") for (i32 n = 0; n < count; n++)
+#define EACH(n, count) _Pragma("GCC unroll 32") for (i32 n = 0; n < count; n++)
 #define DEFINE_LANES(L) typedef f32 lanes_##L __attribute__((vector_size(L * 4), aligned(4), may_alias));
 #define SUM_TILE(R, B, L) lanes_##L sum[R][B]; EACH(r, R) EACH(b, B) sum[r][b] = (lanes_##L){0};
 #define STORE_TILE(R, B, L) EACH(r, R) EACH(b, B) *(lanes_##L *)(made + (r * B + b) * L) = sum[r][b];
-#define LOAD_FACTORS(B, L) lanes_##L factor[B]; EACH(b, B) factor[b] = *(const lanes_##L *)(w + b * L);
+/* a vector that several products need is loaded once: left alone, gcc loads it with each of them where rows are few */
+#ifdef __x86_64__
+#define KEEP(x) __asm__("" : "+v"(x))
+#else
+#define KEEP(x)
+#endif
+#define LOAD_FACTORS(B, L)                                                                                         \
+    lanes_##L factor[B];                                                                                           \
+    EACH(b, B) { factor[b] = *(const lanes_##L *)(w + b * L); if (L > 2) KEEP(factor[b]); }
 /* rows of numbers times a matrix: a number at a time, with neighbouring channels of the weight */
 #define DEFINE_ROWS(R, B, L)                                                                                       \
     TILE_FUNCTION rows_##R##_##B##_##L(const f32 *x, i64 step, i64 lines, i64 x_line, i64 taps, i64 x_tap, i64 depth,\
@@ -40,6 +49,42 @@ _TEXT = r"""
             }                                                                                                      \
         }                                                                                                          \
         STORE_TILE(R, B, L)                                                                                        \
+    }
+/* rows times a matrix, like those above, added to what was made if `more` is not 0; S is the step, or 0 for any. Of
+   what is needed next, P numbers are fetched at a time: weights come from far away, and would be waited for */
+#define DEFINE_SUMS(R, B, L, S, P)                                                                                 \
+    TILE_FUNCTION sums_##R##_##B##_##L##_##S##_##P(const f32 *x, i64 any, i64 lines, i64 x_line, i64 taps,         \
+                                                   i64 x_tap, i64 depth, const f32 *weight, i64 w_line, i64 w_tap, \
+                                                   i64 w_step, f32 *made, i32 more, const f32 **next) {            \
+        TILE_CONTRACT                                                                                              \
+        const i64 step = S ? S : any;                                                                              \
+        const f32 *ahead = P ? *next : 0;                                                                          \
+        SUM_TILE(R, B, L)                                                                                          \
+        if (more) EACH(r, R) EACH(b, B) sum[r][b] = *(lanes_##L *)(made + (r * B + b) * L);                        \
+        for (i64 h = 0; h < lines; h++) for (i64 t = 0; t < taps; t++) {                                           \
+            const f32 *from = x + h * x_line + t * x_tap, *w = weight + h * w_line + t * w_tap;                    \
+            for (i64 d = 0; d < depth; d++, from++, w += w_step) {                                                 \
+                if (P) { __builtin_prefetch(ahead, 0, 2); ahead += P; }                                            \
+                LOAD_FACTORS(B, L)                                                                                 \
+                EACH(r, R) EACH(b, B) sum[r][b] += from[r * step] * factor[b];                                     \
+            }                                                                                                      \
+        }                                                                                                          \
+        if (P) *next = ahead;                                                                                      \
+        STORE_TILE(R, B, L)                                                                                        \
+    }
+/* rows times a panel, whose numbers are read one after the other; P vectors of what is needed next are fetched at a
+   time: weights come from far away, and would be waited for */
+#define DEFINE_PANEL(R, B, L, P)                                                                                   \
+    TILE_FUNCTION panel_##R##_##B##_##L##_##P(const f32 *x, i64 x_row, i64 x_step, i64 depth, const f32 *w,        \
+                                              i64 w_step, const f32 *ahead, f32 *made, i64 pitch) {                \
+        TILE_CONTRACT                                                                                              \
+        SUM_TILE(R, B, L)                                                                                          \
+        for (i64 d = 0; d < depth; d++, x += x_step, w += w_step, ahead += w_step) {                               \
+            EACH(p, P) __builtin_prefetch(ahead + p * L, 0, 2);                                                    \
+            LOAD_FACTORS(B, L)                                                                                     \
+            EACH(r, R) EACH(b, B) sum[r][b] += x[r * x_row] * factor[b];                                           \
+        }                                                                                                          \
+        EACH(r, R) EACH(b, B) *(lanes_##L *)(made + r * pitch + b * L) = sum[r][b];                                \
     }
 /* channels times a weight each: neighbouring channels at a time */
 #define DEFINE_PLACES(R, B, L)                                                                                     \
@@ -151,11 +196,13 @@ class RegisterTiles:
     @staticmethod
     def functions(text: str) -> str:
         """Return the functions that a text calls: compiling all of them would take as long as many a kernel."""
-        called = sorted(set(re.findall(r"\b(rows|places)_(\d+)_(\d+)_(\d+)\(", text)))
+        called = sorted(set(re.findall(r"\b(rows|places|sums|panel)_(\d+)_(\d+)_(\d+)((?:_\d+)*)\(", text)))
         if not called:
             return ""
-        lines = [f"DEFINE_LANES({lanes})" for lanes in sorted({lanes for *_, lanes in called})]
-        lines += [f"DEFINE_{kind.upper()}({', '.join(sizes)})" for kind, *sizes in called]
+        lines = [f"DEFINE_LANES({lanes})" for lanes in sorted({lanes for *_, lanes, _ in called})]
+        lines += [
+            f"DEFINE_{kind.upper()}({', '.join(sizes)}{more.replace('_', ', ')})" for kind, *sizes, more in called
+        ]
         return "\n".join([_TEXT.strip(), *lines, ""])
 
     def _sizes(self, kind: Kind, lanes: int) -> _Sizes:

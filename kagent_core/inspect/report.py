@@ -50,6 +50,8 @@ class PlanReport:
         Tensors on a torch device that are used and returned where they lie.
     not_recorded
         Why launches are started one by one, where the device would start them as one; one reason for each segment.
+    float32_products
+        What the config asks for: the type that products of float32 tensors with constant weights are computed in.
     """
 
     program: str
@@ -63,3 +65,4 @@ class PlanReport:
     build_ms: float
     in_place: int = 0
     not_recorded: tuple[str, ...] = ()
+    float32_products: str = "float32"

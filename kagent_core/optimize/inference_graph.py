@@ -51,8 +51,7 @@ class InferenceGraph:
         )
         self.captured: dict[Node, Any] = {node: node.meta.get("val") for node in self.graph.nodes}
         self._constants: set[Node] = set()
-        for node in self.graph.nodes:
-            self._note(node)
+        self.note_constants()
 
     # -- asking
 
@@ -137,6 +136,12 @@ class InferenceGraph:
                 self._constants.discard(node)
 
     # -- what is constant
+
+    def note_constants(self) -> None:
+        """Find out anew what is constant: after rewriting what others are computed from."""
+        self._constants.clear()
+        for node in self.graph.nodes:
+            self._note(node)
 
     def _inherit(self, node: Node) -> None:
         for name in ("stack_trace", "nn_module_stack"):

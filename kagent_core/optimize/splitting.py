@@ -13,8 +13,13 @@ from torch.fx.node import map_arg
 
 from kagent_core.optimize.inference_graph import InferenceGraph, is_view
 
-SMALL = 1 << 20
-"""Bytes of a constant that is kept however little it is made from, such as a mask made from a size."""
+_FILLS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
+
+SMALL = 1 << 22
+"""Bytes of a constant that is kept however little it is made from, such as a mask of 1,024 by 1,024 made from a size.
+
+To read so much from memory takes less time than to compute it again.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,11 @@ def split(graph: InferenceGraph) -> SplitGraph | None:
 
 
 def _worth_keeping(graph: InferenceGraph) -> list[Node]:
-    """Return the constants that the rest of the graph uses."""
+    """Return the constants that the rest of the graph uses.
+
+    Where one is too large, what it is made from is kept, and it is computed at every call. So it is where all its
+    elements are one number, which kernels of pointwise operators have in their text.
+    """
     computed: set[Node] = set()
     returned = _returned(graph)
     for node in graph.graph.nodes:
@@ -100,20 +109,63 @@ def _worth_keeping(graph: InferenceGraph) -> list[Node]:
             continue
         if not is_view(node) or not computed.isdisjoint(node.all_input_nodes):
             computed.add(node)
-    made = [node for node in graph.graph.nodes if node in computed and not computed.issuperset(node.users)]
-    return [node for node in made if isinstance(node.meta["val"], torch.Tensor) and _is_worth(graph, node)]
+    while True:
+        made = [node for node in graph.graph.nodes if node in computed and not computed.issuperset(node.users)]
+        dropped = _too_large(graph, made) | {node for node in made if _is_number(node, computed)}
+        if not dropped:
+            return made
+        computed -= dropped
 
 
-def _is_worth(graph: InferenceGraph, node: Node) -> bool:
-    """Whether a constant takes no more memory than what it is made from, or very little."""
+def _too_large(graph: InferenceGraph, made: list[Node]) -> set[Node]:
+    """Return the constants that take far more memory than what they are made from, and no little.
+
+    All that come out of little memory together take no more than the model's parameters.
+    """
+    room = max(SMALL, sum(map(_nbytes, graph.parameters)))
+    found: set[Node] = set()
+    for node in made:
+        if not isinstance(node.meta["val"], torch.Tensor):
+            found.add(node)
+            continue
+        nbytes = _kept_nbytes(node)
+        if nbytes <= 4 * _nbytes_of_sources(node):
+            continue
+        if nbytes > min(SMALL, room):
+            found.add(node)
+        else:
+            room -= nbytes
+    return found
+
+
+def _is_number(node: Node, computed: set[Node]) -> bool:
+    """Whether a constant is a number, or a view of one, that only pointwise operators take outside of constants."""
+    filled = node
+    while is_view(filled):
+        filled = filled.all_input_nodes[0]
+    return filled.target in _FILLS and _takes_elements(node, computed)
+
+
+def _takes_elements(node: Node, computed: set[Node]) -> bool:
+    """Whether what uses a constant outside of constants, directly or through views, computes element by element."""
+    users = [user for user in node.users if user not in computed]
+    return all(
+        _takes_elements(user, computed)
+        if user.op == "call_function" and is_view(user)
+        else torch.Tag.pointwise in getattr(user.target, "tags", ())
+        for user in users
+    )
+
+
+def _nbytes_of_sources(node: Node) -> int:
+    """Return how much memory the parameters and tensors take that a constant is made from."""
     sources, waiting = set[Node](), [node]
     while waiting:
         for source in waiting.pop().all_input_nodes:
             if source not in sources:
                 sources.add(source)
                 waiting.append(source)
-    given = sum(_nbytes(source) for source in sources if source.op in ("placeholder", "get_attr"))
-    return _nbytes(node) <= max(4 * given, SMALL)
+    return sum(_nbytes(source) for source in sources if source.op in ("placeholder", "get_attr"))
 
 
 def _returned(graph: InferenceGraph) -> set[Node]:
@@ -176,3 +228,8 @@ def _nbytes(node: Node) -> int:
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0
     return math.prod(value.shape) * value.element_size()
+
+
+def _kept_nbytes(node: Node) -> int:
+    """Return how much memory a constant keeps: of a view, that of what it is a view of."""
+    return _nbytes(node) and int(node.meta["val"].untyped_storage().nbytes())

@@ -1,4 +1,4 @@
-"""Operators of several results of which one is used become operators that give just that one."""
+"""Operators of several results of which one is used give just that one."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ def drop_unused_results(graph: InferenceGraph) -> int:
         dropped += 1
     graph.clean()
     return dropped
+
+
+def leave_out_logarithms(graph: InferenceGraph) -> int:
+    """Mark attentions that need not give the logarithms of their sums, which gradients need; return how many.
+
+    Strides are known by then: whatever asks for a node's results anew gets all of them again.
+    """
+    marked = 0
+    for node in graph.calls(aten._scaled_dot_product_flash_attention_for_cpu.default):
+        if graph.is_free(node) and all(user.args[1] == 0 for user in node.users):
+            node.meta = {**node.meta, "val": (node.meta["val"][0], None)}
+            marked += 1
+    return marked
 
 
 def _spread(sizes: Any, dims: int) -> Sequence[int]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,6 +162,93 @@ def test_every_change_of_a_parameter_is_noticed(
         check(run, model, x)
     assert counts
     assert not torch.equal(run(x), before)
+
+
+@pytest.mark.usefixtures("watching")
+@torch.no_grad()
+def test_parameters_that_are_mapped_from_a_file(tmp_path: Path) -> None:
+    path, model, x = tmp_path / "weights.bin", Network().eval(), torch.randn(2, 3, 8, 8)
+    torch.randn(16, 8).numpy().tofile(path)
+    model.linear.weight = nn.Parameter(torch.from_file(str(path), shared=False, size=128).view(16, 8))
+    run = compiled(model)
+    for _ in range(2):
+        check(run, model, x)
+    model.linear.weight.data[3, 3] = 7
+    check(run, model, x)
+    for _ in range(2):
+        torch.randn(16, 8).numpy().tofile(path)  # shortens the file, and the tensor is what is written then
+        check(run, model, x)
+        torch.from_file(str(path), shared=True, size=128)[5] = 9
+        check(run, model, x)
+
+
+@pytest.mark.usefixtures("watching")
+@torch.no_grad()
+def test_memory_of_parameters_that_is_given_back_and_used_again() -> None:
+    # so large that the system gets it back each time, and maps other memory at the same place
+    model, x = nn.Linear(4096, 2112).eval(), torch.randn(2, 4096)
+    run = compiled(model)
+    check(run, model, x)
+    addresses = [model.weight.data_ptr()]
+    for value in range(4):
+        model.weight.data = torch.empty(0)
+        model.weight.data = torch.full((2112, 4096), value / 100) if value else torch.zeros(2112, 4096)
+        addresses.append(model.weight.data_ptr())
+        check(run, model, x)
+    assert len(set(addresses)) < len(addresses)
+
+
+@torch.no_grad()
+def test_constants_are_those_of_the_call_whatever_plan_runs() -> None:
+    model = Network().eval()
+    run = torch.compile(model, backend="kagent", options={"device": "cpu"}, dynamic=True)
+    for batch in (2, 2, 2, 5, 5, 2, 5, 5, 5, 2, 2):
+        for _ in range(2):
+            check(run, model, torch.randn(batch, 3, 8, 8))
+        model.conv.weight.data[batch, 1, 1, 1] += 1
+
+
+@torch.no_grad()
+def test_constants_are_those_of_the_call_in_every_thread() -> None:
+    models = [Network().eval() for _ in range(3)]
+    for number, model in enumerate(models):
+        model.scale.fill_(number + 1)
+    x = torch.randn(2, 3, 8, 8)
+    run = torch.compile(lambda model, x: model(x), backend="kagent", options={"device": "cpu"})
+    wanted = [run(model, x) for model in models]
+
+    def called(number: int) -> bool:
+        with torch.no_grad():
+            return torch.equal(run(models[number % 3], x), wanted[number % 3])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(called, range(300)))
+
+
+@pytest.mark.usefixtures("watching")
+@torch.no_grad()
+def test_strides_of_a_parameter_may_change_where_its_bytes_do_not() -> None:
+    model, x = nn.Linear(8, 8).eval(), torch.randn(4, 8)
+    run = compiled(model)
+    check(run, model, x)
+    model.weight.data = model.weight.data.t()
+    check(run, model, x)
+
+
+@torch.no_grad()
+def test_a_child_process_sees_its_own_changes_and_not_its_parents() -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    run = compiled(model)
+    check(run, model, x)
+    before = run(x)
+    child = os.fork()
+    if child == 0:
+        same = torch.equal(run(x), before)
+        model.scale.data.mul_(2)
+        torch.testing.assert_close(run(x), model(x))
+        os._exit(0 if same and not torch.equal(run(x), before) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(run(x), before)
 
 
 @torch.no_grad()
@@ -327,7 +417,7 @@ def test_graphs_with_symbolic_sizes_are_folded_and_packed(folded: list[FoldedGra
         assert_as_exact(run(x), model(x), copy.deepcopy(model).double()(x.double()), 2, f"batch {batch}")
     (graph,) = folded
     targets = {str(node.target) for node in graph._parts.main.graph.nodes}
-    assert {"mkldnn._convolution_pointwise.default", "mkldnn._linear_pointwise.default"} <= targets
+    assert {"kagent.block_convolution.default", "kagent.panel_product.default"} <= targets
 
 
 @torch.no_grad()

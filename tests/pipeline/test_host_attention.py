@@ -433,3 +433,32 @@ def test_dropout_is_refused() -> None:
     reason = GenericKernels(GENERIC, RULES).refusal([calls_of(*triple(1, 2, (8, 8), 16), dropout_p=0.5)])
     assert reason is not None
     assert "draws random numbers" in reason
+
+
+def test_logarithms_that_nobody_asks_for_are_not_computed() -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(16))
+
+        def forward(self, *args: torch.Tensor) -> Any:
+            return functional.scaled_dot_product_attention(*args) * self.scale
+
+    class Both(Attention):
+        def forward(self, *args: torch.Tensor) -> Any:
+            return attend(*args)[1], self.scale * 2
+
+    args = triple(1, 2, (8, 9), 16)
+    for model, given in ((Attention(), 1), (Both(), 2)):
+        calls: list[Any] = []
+
+        class Note:
+            @hookimpl
+            def kagent_task_finished(self, event: Any) -> None:
+                calls.extend(event.task.calls)  # noqa: B023
+
+        torch._dynamo.reset()
+        with torch.no_grad(), use_plugin(Note()):
+            torch.testing.assert_close(compiled(model, **CPU, profile=True)(*args), model(*args))
+        [call] = [call for call in calls if call.signature == ATTENTION]
+        assert sum(spec is not None for spec in call.results) == given

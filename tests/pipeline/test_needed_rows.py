@@ -14,7 +14,7 @@ import kagent_core
 from kagent_core import hookimpl, kernel
 from kagent_core.testing.compare import assert_as_exact
 
-PRODUCTS = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
+PRODUCTS = ("kagent::panel_product", "mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
 
 
 class Rows:

@@ -13,13 +13,14 @@ from torch.nn import functional
 
 import kagent_core
 import kagent_cpu.reduced_precision
-from kagent_core import hookimpl
+from kagent_core import hookimpl, load_config
 from kagent_core.errors import ConfigError
+from kagent_core.session import session_for
 from kagent_core.testing import FakeDevice
 
 CPU = {"device": "cpu"}
 REQUESTED = {**CPU, "float32_products": "bfloat16"}
-ONEDNN = {"mkldnn::_linear_pointwise", "mkldnn::_convolution_pointwise"}
+PRODUCTS = {"kagent::panel_product", "mkldnn::_linear_pointwise", "mkldnn::_convolution_pointwise"}
 
 needs_units = pytest.mark.skipif(
     kagent_cpu.reduced_precision.why_not_in("bfloat16") is not None, reason="the processor has no bfloat16 units"
@@ -36,8 +37,8 @@ class Calls:
     def kagent_task_finished(self, event: Any) -> None:
         self.made += [(call.signature, call.outputs[0].dtype.name) for call in event.task.calls if call.outputs]
 
-    def onednn_dtypes(self) -> list[str]:
-        return [dtype for signature, dtype in self.made if signature.partition(".")[0] in ONEDNN]
+    def product_dtypes(self) -> list[str]:
+        return [dtype for signature, dtype in self.made if signature.partition(".")[0] in PRODUCTS]
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def test_each_operator_rounds_as_in_eager(make: Any, activation: type[nn.Module]
     assert (came != expected).sum() <= came.numel() // 500
     torch.testing.assert_close(came, expected)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        assert calls.onednn_dtypes() == ["bfloat16"]
+        assert calls.product_dtypes() == ["bfloat16"]
 
 
 @pytest.mark.parametrize("rows", [1, 7])
@@ -101,7 +102,7 @@ def test_products_of_any_number_of_rows_are_packed(rows: int, calls: Calls) -> N
     with torch.no_grad():
         torch.testing.assert_close(compiled(model, CPU)(x), model(x))
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        assert calls.onednn_dtypes() == ["bfloat16"]
+        assert calls.product_dtypes() == ["bfloat16"]
 
 
 def test_nan_and_infinities_come_through() -> None:
@@ -127,15 +128,16 @@ def test_float32_products_are_computed_in_bfloat16_by_request(
         assert came.stride() == exact.stride()
         torch.testing.assert_close(came, half(x.bfloat16()).float(), rtol=0, atol=0)
     assert not torch.equal(came, exact)
-    assert calls.onednn_dtypes() == ["bfloat16"]
+    assert calls.product_dtypes() == ["bfloat16"]
     assert "1 products and convolutions of float32 tensors are computed in bfloat16" in caplog.text
+    assert session_for(load_config(options=REQUESTED)).reports[-1].float32_products == "bfloat16"
 
 
 def test_without_a_request_products_stay_in_float32(calls: Calls) -> None:
     model, x = linear(), INPUTS[linear]()
     with torch.no_grad():
         torch.testing.assert_close(compiled(model, CPU)(x), model(x))
-    assert calls.onednn_dtypes() == ["float32"]
+    assert calls.product_dtypes() == ["float32"]
 
 
 @needs_units
@@ -158,7 +160,7 @@ def test_what_is_between_products_stays_in_float32_and_products_share_what_is_ro
     # a last digit of the layer norm may round its neighbour's argument otherwise: one bfloat16 step of 40 terms
     torch.testing.assert_close(came, expected, rtol=1e-2, atol=1e-2)
     assert ((came - expected).abs() > 1e-5).float().mean() < 0.05
-    assert calls.onednn_dtypes() == ["bfloat16"] * 3
+    assert calls.product_dtypes() == ["bfloat16"] * 3
     conversions = [signature for signature, dtype in calls.made if dtype == "bfloat16" and "copy" in signature]
     assert len(conversions) == 2  # of the first product's argument, and of what the other two share
 
@@ -181,7 +183,7 @@ def test_other_types_and_training_are_left_alone(calls: Calls) -> None:
     torch._dynamo.reset()
     model, x = linear(), INPUTS[linear]()
     torch.testing.assert_close(compiled(model, REQUESTED)(x), model(x))  # gradients are asked for
-    assert calls.onednn_dtypes() == []
+    assert calls.product_dtypes() == []
 
 
 @needs_units

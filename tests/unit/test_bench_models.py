@@ -38,6 +38,8 @@ from kagent_core.bench.timing import Timing
 from kagent_core.cli import app
 from kagent_core.cli.output import make_console
 from kagent_core.errors import KagentError
+from kagent_core.optimize.convolution_blocks import block_convolution, block_transposed_convolution
+from kagent_core.optimize.panels import panel_product
 from kagent_core.specs import KernelDescriptor, KernelTask, MemRange
 from kagent_core.specs.devices import Device
 
@@ -369,6 +371,7 @@ def test_kernels_and_what_is_outside_of_them(tmp_path: Path) -> None:
     assert sum(kernel.flops or 0 for kernel in kernels) == 2 * 4 * 8 * 8
     assert [kernel.time_ms for kernel in kernels] == sorted((k.time_ms for k in kernels), reverse=True)
     assert figures.where.outside == 1 - figures.where.kernels_ms / figures.where.call_ms
+    assert 0 < figures.where.dynamo_ms < figures.where.call_ms
     machine = Machine(100.0, [(1024, 50.0)])
     text = printed(figures_of(figures, machine=machine))
     assert "where tiny's time goes" in text
@@ -397,12 +400,20 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_work_of_calls() -> None:
     linear = call(0, "mkldnn::_linear_pointwise", {"X": tensor(0, 3, 4), "W": tensor(1, 5, 4)}, [tensor(2, 3, 5)])
     assert flops_of_calls([linear]) == 2 * 3 * 4 * 5
+    arguments = {"self": tensor(0, 3, 4), "panels": tensor(1, 1, 4, 16), "columns": 5}
+    assert flops_of_calls([call(0, f"kagent::{panel_product.__name__}", arguments, [tensor(2, 3, 5)])]) == 2 * 3 * 4 * 5
     arguments = {"X": tensor(0, 1, 6, 8, 8), "other": tensor(1, 4, 3, 3, 3)}
     convolution = call(0, "mkldnn::_convolution_pointwise", arguments, [tensor(2, 1, 4, 6, 6)])
     assert flops_of_calls([convolution]) == 2 * (4 * 6 * 6) * 27
     arguments = {"input": tensor(0, 1, 6, 8, 8), "weight": tensor(1, 6, 4, 2, 2), "transposed": True}
     transposed = call(0, "aten::convolution", arguments, [tensor(2, 1, 4, 16, 16)])
     assert flops_of_calls([transposed]) == 2 * (6 * 8 * 8) * (4 * 2 * 2)
+    arguments = {"source": tensor(0, 1, 3, 8, 8), "weight": tensor(1, 2, 3, 5, 3, 16), "channels": 20}
+    blocks = call(0, f"kagent::{block_convolution.__name__}", arguments, [tensor(2, 1, 20, 6, 4)])
+    assert flops_of_calls([blocks]) == 2 * (20 * 6 * 4) * (3 * 5 * 3)
+    arguments = {"source": tensor(0, 1, 3, 8, 8), "weight": tensor(1, 2, 2, 2, 3, 16), "channels": 20}
+    taps = call(0, f"kagent::{block_transposed_convolution.__name__}", arguments, [tensor(2, 1, 20, 16, 16)])
+    assert flops_of_calls([taps]) == 2 * (20 * 16 * 16) * 3
     relu = call(0, "aten::relu", {"self": tensor(0, 3)}, [tensor(1, 3)])
     assert flops_of_calls([relu]) is None
     assert flops_of_calls([linear, relu, linear]) == 4 * 3 * 4 * 5
@@ -419,13 +430,16 @@ def test_bytes_that_ranges_share_count_once() -> None:
 def test_kernels_are_printed_with_what_they_get() -> None:
     problem = "aten::convolution(f32[1,2]:c, f32[3,4]) -> f32[5]:c"
     kernels = [KernelFigures(name, problem, 1, 1.0, 10**9, 8) for name in ("aten::convolution", "generated_1")]
-    one = model_figures("one", 2.0, where=Where(3.0, 2.0, kernels))
+    one = model_figures("one", 2.0, where=Where(3.0, 2.0, kernels, 0.3))
     text = printed(figures_of(one, machine=Machine(2000.0, [(1, 1.0)])))
     assert "\n  (f32[1,2], f32[3,4]) -> f32[5] " in text
     assert "\n  aten::convolution(f32[1,2], f32[3,4]) -> f32[5] " in text
     row = next(line.split() for line in text.splitlines() if line.startswith("generated_1"))
     assert row == ["generated_1", "1", "1.000", "50.0", "1000", "0.0", "50.0"]
-    assert "outside of kernels: 1.000 ms, 33.3% of a call" in text
+    told = " ".join(text.split())
+    assert (
+        "outside of kernels: 1.000 ms, 33.3% of a call; Dynamo's part of it, with any backend: 0.300 ms, 10.0%" in told
+    )
 
 
 # -- figures

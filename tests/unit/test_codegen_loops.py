@@ -194,3 +194,53 @@ def test_any_layout_and_any_dimensions(seed: int) -> None:
         after = draw.choice([lambda x, r: r, lambda x, r: x * r, lambda x, r: (r, x - r), lambda x, r: r + 1])
         cases.append((lambda x, f=reduced, g=after: g(x, f(x)), (x,)))
     check(cases)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return aten.native_layer_norm(x, list(weight.shape), weight, bias, 1e-5)
+
+
+def plain_norm(x: torch.Tensor) -> Any:
+    return aten.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5)
+
+
+def test_short_rows_go_through_each_pass_in_blocks() -> None:
+    def loops(text: str) -> list[str]:
+        return re.findall(r"for \(i64 (\w+) = (\w+); [^;]*; (?:\w+\+\+|\w+ \+= \w+)\)", text)
+
+    text = text_of(norm, torch.empty(1000, 48), torch.empty(48), torch.empty(48))
+    assert [name for name, _ in loops(text)] == ["i0_0", "i0", "r0", "i0", "r0", "i0", "r0"]
+    assert "i0_0 += 16" in text
+    few = text_of(norm, torch.empty(100, 48), torch.empty(48), torch.empty(48))
+    assert "i0_0 += 4" in few
+    for shape in ((3, 48), (1000, 513)):
+        assert "i0_0" not in text_of(plain_norm, torch.empty(shape))
+    softmax = text_of(lambda x: aten._softmax(x, -1, False), torch.empty(1000, 48))
+    assert "i0_0" not in softmax  # what is kept of a row is kept of one row only
+
+
+def test_the_length_of_rows_is_a_number_where_it_is_the_models_own() -> None:
+    assert "r0 < 48;" in text_of(norm, torch.empty(1000, 48), torch.empty(48), torch.empty(48))
+    assert "r0 < n1;" in text_of(plain_norm, torch.empty(1000, 48))
+    narrow = text_of(norm, torch.empty(1000, 40), torch.empty(40), torch.empty(40))
+    assert narrow.count("simdlen(8)") == 3
+
+
+def test_blocks_of_rows_give_what_pytorch_gives() -> None:
+    torch.manual_seed(0)
+    cases: list[Any] = []
+    for rows_, columns in ((4, 5), (5, 8), (17, 40), (255, 48), (257, 24), (259, 512), (1000, 1), (1000, 7)):
+        x = torch.randn(rows_, columns)
+        x[0, 0] = x[-1, -1] = float("nan")
+        cases += [(norm, (x, torch.randn(columns), torch.randn(columns))), (plain_norm, (x,))]
+    image = torch.randn(3, 40, 7, 9)
+    cases += [
+        (norm, (image.permute(0, 2, 3, 1), torch.randn(40), torch.randn(40))),
+        (norm, (image, torch.randn(7, 9), torch.randn(7, 9))),
+        (lambda x, y: plain_norm(aten.add.Tensor(x, y)), (image.permute(2, 0, 3, 1), torch.randn(3, 1, 40))),
+        (lambda x, i: plain_norm(aten.index_select(x, 0, i)), (torch.randn(9, 24), torch.randint(0, 9, (300,)))),
+        (lambda x: plain_norm(x), (torch.randn(300, 16).half(),)),
+        (lambda x: plain_norm(x), (torch.randn(300, 16).double(),)),
+        (lambda x: (x - aten.amax(x, [-1], True), aten.amin(x, [-1])), (image,)),
+    ]
+    check(cases)

@@ -189,7 +189,8 @@ def _print_kernels(console: Console, name: str, where: Where, machine: Machine) 
     print_remark(
         console,
         f"a call: {where.call_ms:.3f} ms; its kernels: {where.kernels_ms:.3f} ms; outside of kernels: {outside_ms:.3f} "
-        f"ms, {_percent(where.outside)}% of a call",
+        f"ms, {_percent(where.outside)}% of a call; Dynamo's part of it, with any backend: {where.dynamo_ms:.3f} ms, "
+        f"{_percent(where.dynamo_ms / where.call_ms)}%",
     )
 
 

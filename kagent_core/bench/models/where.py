@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from kagent_core.bench.models.contenders import CONTENDERS, KAGENT, kagent_options
 from kagent_core.bench.models.machine import Machine
@@ -92,11 +93,15 @@ class Where:
         The least that a call takes, and the kernels of a call; measured in turn, and so not those of other tables.
     kernels
         What takes longest comes first.
+    dynamo_ms
+        The least that Dynamo takes, with a backend that computes nothing, after a call: the part of a call that it
+        takes with any backend, to check its guards and to collect the model's parameters.
     """
 
     call_ms: float
     kernels_ms: float
     kernels: Sequence[KernelFigures]
+    dynamo_ms: float = 0.0
 
     @property
     def outside(self) -> float:
@@ -109,6 +114,7 @@ class Where:
             "call_ms": round(self.call_ms, 4),
             "kernels_ms": round(self.kernels_ms, 4),
             "outside": round(self.outside, 4),
+            "dynamo_ms": round(self.dynamo_ms, 4),
             "kernels": [kernel.as_dict(machine) for kernel in self.kernels],
         }
 
@@ -158,15 +164,20 @@ def measure_where(
     [kagent] = [one for one in CONTENDERS if one.name == KAGENT]
     call = kagent.prepare(module, args, directory, threads)
     observer, observed = _observed(module, args, directory)
+    idle = _idle(module, args)
     [once_ms] = _calls_ms(call, 1)
     repeats = max(1, min(_MOST_REPEATS, int(_ROUND_MS / once_ms)))
     calls_ms: list[float] = []
     totals_ms: list[float] = []
+    dynamo_ms: list[float] = []
     times: dict[int, float] = defaultdict(lambda: math.inf)
     tasks: dict[int, KernelTask] = {}
     with no_collection():
         for _ in range(rounds):
             calls_ms += _calls_ms(call, repeats)
+            for _ in range(repeats):
+                call()  # leaves in the caches what it leaves there before another call
+                dynamo_ms.append(_call_ms(idle))
             observed()  # the weights that the call before has packed for itself leave the caches
             for _ in range(repeats):
                 observer.run.clear()
@@ -175,7 +186,7 @@ def measure_where(
                 totals_ms.append(sum(ms for _, _, ms in kernels))
                 for number, task, ms in kernels:
                     tasks[number], times[number] = task, min(times[number], ms)
-    return Where(min(calls_ms), min(totals_ms), _grouped(tasks, times))
+    return Where(min(calls_ms), min(totals_ms), _grouped(tasks, times), min(dynamo_ms))
 
 
 def _observed(function: Callable[..., Any], args: tuple[Any, ...], directory: Path, **options: Any) -> Any:
@@ -189,15 +200,28 @@ def _observed(function: Callable[..., Any], args: tuple[Any, ...], directory: Pa
     return observer, lambda: compiled(*args)
 
 
+def _idle(module: nn.Module, args: tuple[Any, ...]) -> Callable[[], object]:
+    """Return a call of a model that Dynamo compiles for a backend which computes nothing."""
+
+    def backend(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        results = graph(*inputs)
+        return lambda *args: results
+
+    compiled: Any = torch.compile(module, backend=backend)
+    compiled(*args)
+    return lambda: compiled(*args)
+
+
 def _calls_ms(call: Callable[[], object], count: int) -> list[float]:
     """Return what some calls take, one by one, after one that does not count."""
     call()
-    found = []
-    for _ in range(count):
-        began = time.perf_counter()
-        call()
-        found.append((time.perf_counter() - began) * 1e3)
-    return found
+    return [_call_ms(call) for _ in range(count)]
+
+
+def _call_ms(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1e3
 
 
 def _grouped(tasks: dict[int, KernelTask], times: dict[int, float]) -> list[KernelFigures]:

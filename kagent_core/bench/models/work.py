@@ -34,8 +34,14 @@ def _flops(call: OpCall) -> int | None:
     name, inputs = call.signature.partition("::")[2].partition(".")[0], call.inputs
     if name == "convolution":  # a transposed one: each value of its input counts as often as a weight of its channel
         return 2 * inputs[0].numel * math.prod(inputs[1].shape[1:])
-    if name == "_linear_pointwise":
+    if name in ("_linear_pointwise", "panel_product"):
         return 2 * call.outputs[0].numel * inputs[0].shape[-1]
+    if name == "lstm_steps":
+        return 2 * inputs[0].numel * inputs[2].shape[-1]
+    if name == "block_convolution":
+        return 2 * call.outputs[0].numel * math.prod(inputs[1].shape[1:4])
+    if name == "block_transposed_convolution":
+        return 2 * call.outputs[0].numel * inputs[1].shape[3]
     if name == "_convolution_pointwise":
         _, weight = inputs[:2]
         return 2 * call.outputs[0].numel * math.prod(weight.shape[1:])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kagent_core.codegen.dtypes import HALVES, compute_dtype
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.depthwise import Store, write_depthwise
-from kagent_core.codegen.generic.direct_convolution import takes_direct, write_direct
+from kagent_core.codegen.generic.direct_convolution import takes_direct, takes_scale, write_direct, write_scaled
 from kagent_core.codegen.generic.geometry import Window, is_channels_last
+from kagent_core.codegen.generic.leading import SCALE
 from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.generic.tiled import Coordinates, Operand, Places, Product, write_product
+from kagent_core.codegen.table import NotLoweredError
 from kagent_core.specs import OpCall, TensorSpec
 
 
@@ -41,8 +43,12 @@ def convolution(
     groups: int,
 ) -> None:
     """Write a convolution. `output_padding` only says how large the result is."""
-    window = _window(weight.shape[2:], stride, padding, dilation, groups, transposed)
-    _over_windows(k, k.call.outputs[0], k.read(input), k.read(weight), window, bias)
+    window = Window.of(weight.shape[2:], stride, padding, dilation, groups, transposed)
+    out = k.call.outputs[0]
+    if not transposed:  # more may be behind the input than in front of it
+        window = replace(window, leaves=_leaves(window, input.shape[2:], out.shape[2:]))
+    scale = k.call.arguments.get(SCALE)
+    _over_windows(k, out, k.read(input), k.read(weight), window, bias, scale=scale)
 
 
 @GENERIC.kernel("aten::convolution_backward", accepts=_refusal)
@@ -63,28 +69,23 @@ def convolution_backward(
     """Write the gradients of a convolution that are wanted: of its input, its weight and its bias."""
     grad = k.read(grad_output)
     if k.gives(0):
-        window = _window(weight.shape[2:], stride, padding, dilation, groups, not transposed)
+        window = Window.of(weight.shape[2:], stride, padding, dilation, groups, not transposed)
         _over_windows(k, k.result(0).spec, grad, k.read(weight), window, None, number=0)
     if k.gives(1):
-        window = _window(weight.shape[2:], stride, padding, dilation, groups, False)
+        window = Window.of(weight.shape[2:], stride, padding, dilation, groups, False)
         still, moving = (k.read(input), grad) if transposed else (grad, k.read(input))
         _over_places(k, still, moving, window)
     if k.gives(2):
         _bias_gradient(k, grad)
 
 
-def _window(
-    size: tuple[int, ...],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    inverted: bool,
-) -> Window:
-    def each(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(values) * len(size) if len(values) == 1 else tuple(values)
-
-    return Window(size, each(stride), each(padding), each(dilation), groups, inverted)
+def _leaves(window: Window, sizes: Sequence[int], made: Sequence[int]) -> tuple[bool, ...]:
+    """Return along which dimensions the last window ends behind the input."""
+    ends = [
+        (places - 1) * window.stride[n] - window.padding[n] + (window.size[n] - 1) * window.dilation[n]
+        for n, places in enumerate(made)
+    ]
+    return tuple(end >= size for end, size in zip(ends, sizes, strict=True))
 
 
 def _over_windows(
@@ -95,6 +96,7 @@ def _over_windows(
     window: Window,
     bias: TensorSpec | None,
     number: int = 0,
+    scale: TensorSpec | None = None,
 ) -> None:
     """Write, for each place of `out`, the sum over channels and taps of `source` times `weight`."""
 
@@ -104,7 +106,12 @@ def _over_windows(
         k.store([place[0], channel, *place[1:]], value, number)
 
     tiles = k.language.register_tiles
-    lies_so = not window.inverted and takes_direct(source.spec, weight.spec, out, window.groups)
+    lies_so = not window.inverted and takes_direct(source.spec, weight.spec, out, window)
+    if scale is not None:
+        if tiles is None or not lies_so or not takes_scale(source.spec, weight.spec, window):
+            raise NotLoweredError(f"{k.call.name} has no kernel that multiplies what it reads")
+        write_scaled(k, tiles, source, weight, k.read(scale), window, store)
+        return
     if tiles is not None and lies_so:
         write_direct(k, tiles, out, source, weight, window, store)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kagent_core.codegen.generic.builder import KernelBuilder
@@ -23,6 +24,8 @@ class Window:
         Whether places are followed backwards, from the input to the outputs that it takes part in.
     size
         Of the window: its taps along each dimension.
+    leaves
+        Whether it goes beyond the input's end along a dimension, where nothing may be in front.
     """
 
     size: tuple[int, ...]
@@ -31,6 +34,23 @@ class Window:
     dilation: tuple[int, ...]
     groups: int
     inverted: bool
+    leaves: tuple[bool, ...] = ()
+
+    @staticmethod
+    def of(
+        size: tuple[int, ...],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        inverted: bool = False,
+    ) -> Window:
+        """Return it, given PyTorch's arguments, in which one number may stand for all dimensions."""
+
+        def each(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple(values) * len(size) if len(values) == 1 else tuple(values)
+
+        return Window(size, each(stride), each(padding), each(dilation), groups, inverted)
 
     def place(self, k: KernelBuilder, n: int, at: str, tap: str, size: int) -> tuple[str, str]:
         """Return where a tap of the kernel reads along dimension `n`, and when that is inside; ``""`` for always."""
@@ -39,12 +59,16 @@ class Window:
         moved = f"{tap} * {k.size(self.dilation[n])}"
         if not self.inverted:
             where = f"({at} * {k.size(stride)} + {moved} - {shift})"
-            return where, f"((u64){where} < (u64){k.size(size)})" if self.padding[n] > 0 else ""
+            return where, f"((u64){where} < (u64){k.size(size)})" if self._is_outside(n) else ""
         where = f"({at} + {shift} - {moved})"
         inside = f"((u64){where} < (u64){k.size(size * stride)})"
         if stride == 1:
             return where, inside
         return f"({where} / {stride})", f"{inside} & ({where} % {stride} == 0)"
+
+    def _is_outside(self, n: int) -> bool:
+        """Whether some places along a dimension are outside of the input."""
+        return self.padding[n] > 0 or (bool(self.leaves) and self.leaves[n])
 
     # -- phases: followed backwards, places that are a stride apart meet the same taps, each stride-th one
 

@@ -77,7 +77,7 @@ class _ManyQueries(HostPieces):
         k, heads = self.k, self.heads
         transpose = k.language.tile_transposer(NBITS[heads.compute] // 8) if self.across == TILE else None
         with k.block(""):
-            if transpose is None or (isinstance(depth, int) and depth < TILE):
+            if transpose is None or (isinstance(depth, int) and depth < TILE // 4):
                 with k.loop("t", self.across):
                     k.add(f"const {k.index_type} row = {k.least(f'{first} + t', f'{end} - 1')};")
                     with k.loop("e", depth):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from kagent_core.codegen.dtypes import FLOATS, HALVES
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.register_rows import Columns, Rows, takes_rows, write_rows
 from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.generic.tiled import Operand, Places, Product, write_product
 from kagent_core.specs import OpCall, TensorSpec
@@ -109,12 +108,6 @@ def _product(
     """Write a product of matrices for each step of the loops `batch`, which are the first dimensions of the tensors."""
     m, depth = a.spec.shape[-2:]
     n = b.spec.shape[-1]
-    registers = k.language.register_tiles
-    if registers is not None and not batch and takes_rows(a.spec, b.spec):
-        left = Rows(a.pointer, a.spec.strides[0], Space((m,)), depth)
-        right = Columns(b.pointer, b.spec.strides[0], n)
-        write_rows(k, registers, left, right, lambda row, column, value: store([*row, column], value))
-        return
     rows = Operand(
         Space((m,)),
         Space((depth,)),

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.spaces import Space
+from kagent_core.codegen.register_lines import covering_tile
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
-from kagent_core.specs import TensorSpec
 
 StoreRow = Callable[[Sequence[str], str, str], None]
 """Writes what stores an element: the coordinates of its row, its column, its value."""
 
 GAP = 16
-"""Elements that are left out between two rows of a matrix, for it to be taken for one that was laid out for this.
+"""Elements that are left out between two rows of a matrix.
 
 Rows that are a power of two of bytes apart would lie in few sets of a cache.
 """
@@ -68,18 +68,17 @@ class Columns:
     count: int
 
 
-def takes_rows(left: TensorSpec, right: TensorSpec) -> bool:
-    """Whether a product of two matrices can be computed so, and the right one was laid out for it."""
-    if left.dtype.name != "float32" or right.dtype.name != "float32" or not left.numel or not right.numel:
-        return False
-    together = left.strides[1] == 1 or left.shape[1] == 1
-    return together and right.strides == (right.shape[1] + GAP, 1)
+def choose_tile(tiles: RegisterTiles, rows: int, columns: int) -> Tile:
+    """Return the tile that computes some rows and columns fastest; it may be wider than they are, to cover them all."""
+    tile = tiles.choose("rows", rows, columns)
+    covering = covering_tile(tiles.lanes, tiles.registers, rows, columns)
+    return tile if covering is None or tile.time(rows, columns) <= covering.time(rows, columns) else covering
 
 
 def write_rows(k: KernelBuilder, tiles: RegisterTiles, rows: Rows, columns: Columns, store: StoreRow) -> None:
     """Write the product: some tiles of rows by one of columns per work-item."""
     extent = rows.space.extent
-    tile = tiles.choose("rows", extent, columns.count)
+    tile = choose_tile(tiles, extent, columns.count)
     tall = tile.rows * TALL
     axes = [("bi", -(-extent // tall)), ("bj", -(-columns.count // tile.width))]
     # whichever of the two is read again for each block of the other one
@@ -87,16 +86,34 @@ def write_rows(k: KernelBuilder, tiles: RegisterTiles, rows: Rows, columns: Colu
     again_left = rows.depth * (columns.count + extent * axes[1][1])
     ordered = axes if again_right <= again_left else axes[::-1]
     with k.items(*ordered, steps=rows.depth * tile.width * min(tall, extent) // 16):
+        _write_column_of_tiles(k, tile, tall, rows, columns, store)
+
+
+def write_tiles(k: KernelBuilder, tile: Tile, tall: int, rows: Rows, columns: Columns, store: StoreRow) -> None:
+    """Write the loops over all tiles of columns, and those of rows from ``bi * tall`` on, inside of a work-item."""
+    with k.loop("bj", -(-columns.count // tile.width)):
+        _write_column_of_tiles(k, tile, tall, rows, columns, store)
+
+
+def _write_column_of_tiles(
+    k: KernelBuilder, tile: Tile, tall: int, rows: Rows, columns: Columns, store: StoreRow
+) -> None:
+    extent, width = rows.space.extent, min(tile.width, columns.count)
+    if width == tile.width:
         first_column(k, tile, columns.count)
-        k.add(f"const {k.index_type} i_first = bi * {tall};")
-        k.add(f"const {k.index_type} i_end = {k.least(k.size(extent), f'i_first + {tall}')};")
-        with k.loop("i", "i_end", "i_first", step=tile.rows):
-            k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(extent)} - {tile.rows}')};")
-            k.add(f"f32 made[{tile.rows * tile.width}];")
-            passed = [f"{rows.pointer} + at * {k.size(rows.step)}", k.size(rows.step), "1", "0", "1", "0"]
-            passed += [k.size(rows.depth), f"{columns.pointer} + j", "0", "0", k.size(columns.step)]
+    k.add(f"const {k.index_type} i_first = bi * {tall};")
+    k.add(f"const {k.index_type} i_end = {k.least(k.size(extent), f'i_first + {tall}')};")
+    with k.loop("i", "i_end", "i_first", step=tile.rows):
+        k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(extent)} - {tile.rows}')};")
+        k.add(f"f32 made[{tile.rows * width}];")
+        passed = [f"{rows.pointer} + at * {k.size(rows.step)}", k.size(rows.step)]
+        if width < tile.width:
+            passed += [k.size(rows.depth), columns.pointer, k.size(columns.step), str(width)]
+            k.add(f"cover_{tile.rows}_{tile.vectors}_{tile.lanes}({', '.join(passed)}, made);")
+        else:
+            passed += ["1", "0", "1", "0", k.size(rows.depth), f"{columns.pointer} + j", "0", "0", k.size(columns.step)]
             k.add(f"{tile.function('rows')}({', '.join(passed)}, made);")
-            _store_tile(k, tile, rows.space, columns.count, store)
+        _store_tile(k, tile, rows.space, columns.count, store)
 
 
 def first_column(k: KernelBuilder, tile: Tile, columns: int) -> None:
@@ -123,17 +140,25 @@ def store_columns(k: KernelBuilder, tile: Tile, columns: int, row: str, store: C
 
 def _store_tile(k: KernelBuilder, tile: Tile, space: Space, columns: int, store: StoreRow) -> None:
     """Write the loop that stores the rows of a tile which the tile before does not have."""
+
+    def write(row: Callable[[str, str], None]) -> None:
+        if tile.width <= columns:
+            store_columns(k, tile, columns, "r", row)
+            return
+        with k.loop("e", columns, simd=True):
+            row("e", f"made[r * {columns} + e]")
+
     wide = [n for n, size in enumerate(space.sizes) if size != 1]
     if len(wide) <= 1:
         place = ["(at + r)" if n in wide else "0" for n in range(len(space.sizes))]
         with k.loop("r", tile.rows, "i - at"):
-            store_columns(k, tile, columns, "r", lambda column, value: store(place, column, value))
+            write(lambda column, value: store(place, column, value))
         return
     counted = [f"at{n}" for n in range(len(space.sizes))]
     found = space.coordinates(k, "i")
     k.add(*(f"{k.index_type} {name} = {value};" for name, value in zip(counted, found, strict=True)))
     with k.loop("r", tile.rows, "i - at"):
-        store_columns(k, tile, columns, "r", lambda column, value: store(counted, column, value))
+        write(lambda column, value: store(counted, column, value))
         step = f"{counted[wide[0]]}++;"
         for n in wide[1:]:
             step = f"if (++{counted[n]} == {k.size(space.sizes[n])}) {{ {counted[n]} = 0; {step} }}"

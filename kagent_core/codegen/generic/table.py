@@ -10,6 +10,7 @@ from kagent_core.codegen.arguments import full_arguments
 from kagent_core.codegen.c_family import CFamily
 from kagent_core.codegen.dtypes import SUPPORTED
 from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.leading import with_what_is_read
 from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
 from kagent_core.codegen.kernel import KernelSource
 from kagent_core.codegen.table import LoweringKind, NotLoweredError, RuleTable
@@ -66,7 +67,7 @@ class GenericKernels:
 
     def refusal(self, calls: Sequence[OpCall]) -> str | None:
         """Return why there is no parametrised kernel for some calls, or None when there is one."""
-        first, *rest = calls
+        first, *rest = with_what_is_read(calls)
         rule = self._table.find(first.signature)
         if rule is None:
             return f"there is no parametrised kernel for {first.signature}"
@@ -99,7 +100,7 @@ class GenericKernels:
         LaunchConfigError
             When a work-item has too little memory for the tiles.
         """
-        first, *rest = calls
+        first, *rest = with_what_is_read(calls)
         rule = self._table.find(first.signature)
         if rule is None:
             raise KeyError(first.signature)

@@ -39,6 +39,7 @@ class Form(ABC):
         self.text = Text()
         self._bounds: dict[Axis, tuple[str, str]] = {}
         self._outside_blocks: dict[Axis, tuple[str, str] | None] = {}
+        self._simd = ""
 
     @abstractmethod
     def write(self) -> None:
@@ -160,7 +161,7 @@ class Form(ABC):
         """Open an innermost loop, with vectors unless its statements report errors."""
         lines = list(lines)
         if not any(REPORT in line for line in lines):
-            self.text.add(f"#pragma omp simd{clauses}")
+            self.text.add(f"#pragma omp simd{self._simd}{clauses}")
         self.text.open(head)
         self.text.add(*lines)
 

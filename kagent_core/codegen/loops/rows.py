@@ -24,16 +24,36 @@ KEPT_ELEMENTS = 8192
 KEPT_BYTES = 128 * 1024
 """Most bytes that are kept at once, since it is the stack that they take, and a thread may have little."""
 
+BLOCK, SMALL_BLOCK = 16, 4
+"""Rows of a block, whose reductions follow each other; and where large ones would be too few for many threads."""
+
+FEW_BLOCKS = 16
+"""Large blocks that are too few."""
+
+BLOCK_ELEMENTS = 512
+"""Longest row that is computed in blocks, which stay in the nearest caches."""
+
+WIDE_LANES, LANES_OF_MOST = 16, 8
+"""Values of a wide vector, and of one that most processors have."""
+
 KEPT_COST = 8
 """What a value costs at least to be kept."""
 
 
 class Rows(Reducing):
-    """Every row goes through its passes while it is in cache."""
+    """Every row goes through its passes while it is in cache.
+
+    Short rows do so some at a time: what a pass finds of a row takes a while to be known, and other rows need not wait.
+    """
 
     def write(self) -> None:
         """Write the function's body."""
         outer = by_stride(self.nest.outer, [load.offset for load in self.loads])
+        self._kept: dict[int, tuple[str, Expr]] = {}
+        self._filled: set[int] = set()
+        if self._is_in_blocks(outer):
+            self._write_in_blocks(outer)
+            return
         self._shared = self.shared_axis(math.prod(axis.extent for axis in outer), 1)
         if self._shared is None:
             opened = self.open_parallel(outer, self.nest.inner, self.passes_over_rows())
@@ -42,15 +62,79 @@ class Rows(Reducing):
             for axis in outer:
                 self.text.open(self.head(axis))
         self._kept = self._declare_kept()
-        self._filled: set[int] = set()
         for axes, nodes in self.passes:
             self._write_pass(axes, nodes)
+        self._write_stores()
+        self.text.close(opened)
+
+    def _write_stores(self) -> None:
         if self.row_stores:
             self.text.add(*self.statements.place([store.value for store in self.row_stores], [])[0])
             self.store_all(self.row_stores)
         if self.full_stores:
             self._write_full_stores(self.full_stores)
+
+    # -- blocks of short rows
+
+    def _is_in_blocks(self, outer: Sequence[Axis]) -> bool:
+        """Whether blocks of rows go through each pass: short rows in several passes that keep nothing costly."""
+        nodes = [node for _, nodes in self.passes for node in nodes]
+        if not outer or outer[-1].extent < SMALL_BLOCK or not self.passes or not self.full_stores:
+            return False
+        length = math.prod(axis.extent for axis in self.nest.inner)
+        if not 1 < length <= BLOCK_ELEMENTS or any(is_compound(node) or not node.payload.axes for node in nodes):
+            return False
+        return not self._costly_in_common()
+
+    def _write_in_blocks(self, outer: Sequence[Axis]) -> None:
+        self._shared = None
+        self._settle_length()
+        *others, axis = outer
+        rows = math.prod(axis.extent for axis in outer)
+        self._block = BLOCK if rows >= FEW_BLOCKS * BLOCK else SMALL_BLOCK
+        opened = self.open_parallel(others, self.nest.inner, self.passes_over_rows(), [(axis, self._block)])
+        found: dict[int, tuple[Expr, str]] = {}
+        for axes, nodes in self.passes:
+            arrays = [self.statements.fresh_name(f"{node.payload.name}_of") for node in nodes]
+            for node, array in zip(nodes, arrays, strict=True):
+                self.text.add(f"{self.language.value_type(node.dtype)} {array}[{self._block}];")
+            known = self._open_rows(axis, found, [node.args[0] for node in nodes])
+            self._write_pass(axes, nodes)
+            for node, array in zip(nodes, arrays, strict=True):
+                self.text.add(f"{array}[{_in_block(axis)}] = {self.statements.value(node)};")
+                found[node.number] = (node, array)
+            self._close_rows(known)
+        known = self._open_rows(axis, found, [store.value for store in self.nest.stores])
+        self._write_stores()
+        self._close_rows(known)
         self.text.close(opened)
+
+    def _open_rows(self, axis: Axis, found: Mapping[int, tuple[Expr, str]], values: Sequence[Expr]) -> set[int]:
+        """Open the loop over a block's rows, in which what was found of them has names; return what had one before."""
+        known = set(self.statements.names)
+        self.text.open(self.within_block_head(axis, self._block))
+        for inner in walk(*values, into_reductions=False):
+            if inner.number in found:
+                node, array = found[inner.number]
+                name = self.result_name(node)
+                self.text.add(f"const {self.language.value_type(node.dtype)} {name} = {array}[{_in_block(axis)}];")
+                self.statements.name(node, name)
+        return known
+
+    def _close_rows(self, known: set[int]) -> None:
+        names = self.statements.names
+        for number in [number for number in names if number not in known]:
+            del names[number]
+        self.text.close()
+
+    def _settle_length(self) -> None:
+        """Write the length of rows as a number where a tensor has just a row's elements: it is the model's own then."""
+        inner = [axis for axis in self.nest.inner if axis.extent > 1]
+        if any(set(load.offset.axes) == set(inner) for load in self.loads):
+            self._bounds.update((axis, ("0", str(axis.extent))) for axis in inner)
+            length = math.prod(axis.extent for axis in inner)
+            if length % WIDE_LANES and length % LANES_OF_MOST == 0:
+                self._simd = f" simdlen({LANES_OF_MOST})"
 
     def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
         axes = self.inner_order(all_axes)
@@ -231,6 +315,10 @@ class Rows(Reducing):
         for axis in self._own_axes(node):
             position = position * axis.extent + Index.of(axis)
         return f"{self._kept[node.number][0]}[{self.parameters.index(position, self.statements.value)}]"
+
+
+def _in_block(axis: Axis) -> str:
+    return f"{axis.name} - {axis.name}_0"
 
 
 def _cost_per_step(node: Expr, kept: Mapping[int, Expr]) -> int:

@@ -136,7 +136,7 @@ def power(self: Element, exponent: Element) -> Element:
     return self.op("pow" if self.is_float else "ipow", exponent)
 
 
-@RULES.indexed("aten::pow.Tensor_Scalar", kind=LoweringKind.GATHER)
+@RULES.indexed("aten::pow.Tensor_Scalar", kind=LoweringKind.POINTWISE)
 def power_of_tensor(k: Lowering, self: Operand, exponent: Number) -> Callable[[Indices], Element]:
     dtype = common_dtype([self.spec, exponent])
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from kagent_core.codegen.generic.leading import is_read_by
 from kagent_core.extract.fusion.flow import DataFlow
 from kagent_core.extract.fusion.operator_class import Loops, OperatorClass, class_of, loops_of
 from kagent_core.specs import OpCall, TensorSpec
@@ -93,7 +94,8 @@ def _judge_loops(pair: Pair, rules: Collection[str]) -> Verdict:
     for call, kind in zip((pair.producer, pair.consumer), classes, strict=True):
         if kind is OperatorClass.OTHER:
             return Verdict(False, f"no fusion rule takes {call.signature}: it is neither pointwise nor a reduction")
-    rule = _LOOP_RULES.get(classes)
+    read_by = classes[1] is OperatorClass.PARAMETRISED and is_read_by(pair.producer, pair.consumer)
+    rule = _READ_BY if read_by else _LOOP_RULES.get(classes)
     if rule is None:
         first, then = (_WORDS[kind] for kind in classes)
         return Verdict(False, f"no fusion rule takes {first} into {then}")
@@ -170,6 +172,10 @@ def _after_parametrised(pair: Pair) -> tuple[bool, str]:
     return True, f"it is computed where {pair.producer.name} stores its result"
 
 
+def _before_parametrised(pair: Pair) -> tuple[bool, str]:
+    return True, f"{pair.consumer.name} reads what {pair.producer.name} is given, in its stead"
+
+
 def _is_spread(spec: TensorSpec, reduction: Loops, after: Loops) -> bool:
     """Whether a reduced tensor is broadcast back along the very dimensions that it was reduced along."""
     missing = len(after.full) - len(spec.shape)
@@ -219,6 +225,8 @@ _LOOP_RULES = {
     (OperatorClass.ROWS, OperatorClass.POINTWISE): _LoopRule("epilogue", _after_rows),
     (OperatorClass.PARAMETRISED, OperatorClass.POINTWISE): _LoopRule("epilogue", _after_parametrised),
 }
+
+_READ_BY = _LoopRule("prologue", _before_parametrised)
 
 MOST_REPEATED = 2
 """How many times as many elements as there are may be computed for a gather."""

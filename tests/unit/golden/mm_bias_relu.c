@@ -1,7 +1,7 @@
 /* aten::mm */
 /* aten::add.Tensor */
 /* aten::relu */
-static void mm_add_relu_8463777c73(
+static void mm_add_relu_b45dbed3ec(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, f32 *restrict y0, i64 n0, i64 n1, i64 n2) {
     #pragma omp parallel for collapse(2) if (2 * 2 > 8)
     for (i64 bi = 0; bi < 2; bi++) {
@@ -92,7 +92,7 @@ static void mm_add_relu_8463777c73(
                         const i64 i0 = at_26;
                         const i64 i1 = at_27;
                         const f32 add = made_25 + x2[i1];
-                        const f32 relu = !(add <= 0.0f) ? add : 0.0f;
+                        const f32 relu = max_number_f32(add, 0.0f);
                         y0[i0 * n1 + i1] = relu;
                     }
                 }

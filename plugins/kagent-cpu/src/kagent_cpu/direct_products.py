@@ -8,58 +8,56 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from kagent_core.codegen.generic.register_rows import GAP
+from kagent_core.codegen.panel_tiles import choose_tile
 from kagent_core.optimize.inference_graph import InferenceGraph
+from kagent_core.optimize.panels import use_panels
 from kagent_cpu.language import CLanguage
 
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
-_MOST_BYTES, _DEEPEST = 1024 * 1024, 2048
-"""Largest weight, and greatest depth, of products that are computed so: oneDNN cuts larger ones to the caches."""
+_ROWS = 1000
+"""Of a product whose number of rows is a symbol."""
 
-_OF_ONE_ROW = 8 * 1024 * 1024
-"""Largest weight of a product of one row, which reads it once."""
+_CALL = 25e-6 * 250e9
+"""What could be computed in the time that a call of oneDNN takes before it computes anything."""
 
-_MOST_WASTE, _MANY_ROWS = 1.3, 1000
-"""How much longer than whole tiles a product's columns may take, and for how many rows that is asked: so many that the
-last tile of rows counts for little."""
+_SLOWER = 1.08
+"""How much longer than a generated kernel oneDNN takes for products with as many columns as tiles have: 1.04 to 1.3."""
 
 
-def is_direct_product(graph: InferenceGraph, node: Node, one_row: bool) -> bool:
-    """Whether a product with a constant weight is better computed by a generated kernel."""
-    weight = graph.fake(node.args[-1])
-    sizes: list[object] = list(weight.shape)
+def is_direct_product(graph: InferenceGraph, node: Node) -> bool:
+    """Whether a product with a constant weight is better computed by a generated kernel.
+
+    It is, but for few columns, where most of the last vector would be computed for nothing.
+    """
+    sizes: list[object] = list(graph.fake(node.args[-1]).shape)
     if graph.fake(node).dtype is not torch.float32 or not all(isinstance(size, int) for size in sizes):
         return False
-    if one_row:
-        return weight.nbytes <= _OF_ONE_ROW
-    depth, columns = weight.shape
-    tiles = CLanguage.register_tiles
-    tile = tiles.choose("rows", _MANY_ROWS, columns)
-    taken = tile.time(_MANY_ROWS, columns) / (_MANY_ROWS * columns / tiles.lanes)
-    return depth <= _DEEPEST and weight.nbytes <= _MOST_BYTES and taken <= _MOST_WASTE
+    depth, columns = graph.fake(node.args[-1]).shape
+    lanes = CLanguage.register_tiles.lanes
+    computed = -(-columns // lanes) * lanes
+    return 2 * _rows(graph, node) * depth * (computed - _SLOWER * columns) <= _CALL
 
 
 def lay_out_product(graph: InferenceGraph, node: Node) -> None:
-    """Give a product its weight row by row, and compute what follows before its result is seen as another shape."""
-    *others, weight = node.args
-    with graph.before(node):
-        laid_out = graph.prepared(_with_gaps, weight, like=_with_gaps(graph.fake(weight)))
-        made = graph.call(node.target, *others, laid_out)
-    graph.replace(node, made)
-    _view_last(graph, made)
+    """Give a product its weight in panels, and compute what follows before its result is seen as another shape."""
+    columns = graph.fake(node).shape[1]
+    tile = choose_tile(CLanguage.register_tiles, _rows(graph, node), columns)
+    _view_last(graph, use_panels(graph, node, tile.width))
 
 
-def _with_gaps(weight: torch.Tensor) -> torch.Tensor:
-    """Return a matrix whose rows are neighbours, and far enough apart not to share the sets of a cache."""
-    rows, columns = weight.shape
-    return weight.new_empty(rows, columns + GAP)[:, :columns].copy_(weight)
+def _rows(graph: InferenceGraph, node: Node) -> int:
+    rows: object = graph.fake(node).shape[0]
+    return rows if isinstance(rows, int) else _ROWS
 
 
 def _view_last(graph: InferenceGraph, made: Node) -> None:
-    """Let the pointwise operators that use a view of a result use the result, where one of them is all that is used."""
+    """Let the pointwise operators that use a view of a result use the result, where one of them is all that is used.
+
+    What else they read, such as the other summand of a residual sum, is seen in the shape of the result.
+    """
     view = graph.only_user(made)
     if view is None or view.target not in _VIEWS:
         return
@@ -67,8 +65,11 @@ def _view_last(graph: InferenceGraph, made: Node) -> None:
     if not chain:
         return
     moved = {view: made}
-    with graph.before(view):
+    with graph.before(chain[-1]):  # where all that they read has been computed
         for node in chain:
+            for other in node.all_input_nodes:
+                if other not in moved:
+                    moved[other] = _in_shape_of(graph, other, view, made)
             args: Any = map_arg(node.args, lambda n: moved[n])
             kwargs: Any = map_arg(node.kwargs, lambda n: moved[n])
             moved[node] = graph.call(node.target, *args, **kwargs)
@@ -77,10 +78,17 @@ def _view_last(graph: InferenceGraph, made: Node) -> None:
 
 
 def _chain_after(graph: InferenceGraph, first: Node) -> list[Node]:
-    """Return the pointwise operators that depend on a node alone, as many as have one result that others use."""
+    """Return the pointwise operators that depend on a node, as many as have one result that others use."""
     known, found = {first}, 0
     chain: list[Node] = []
-    while following := next((user for node in known for user in node.users if _follows(graph, user, known)), None):
+
+    def follows(user: Node) -> bool:
+        return user not in known and _is_pointwise(graph, user) and all(map(may_read, user.all_input_nodes))
+
+    def may_read(node: Node) -> bool:
+        return node in known or (_is_like(node, first) and not _depends(node, first))
+
+    while following := next((user for node in (first, *chain) for user in node.users if follows(user)), None):
         known.add(following)
         chain.append(following)
         outside = [node for node in known if not known.issuperset(node.users)]
@@ -89,8 +97,34 @@ def _chain_after(graph: InferenceGraph, first: Node) -> list[Node]:
     return chain[:found]
 
 
-def _follows(graph: InferenceGraph, user: Node, known: set[Node]) -> bool:
-    if user in known or user.op != "call_function" or not known.issuperset(user.all_input_nodes):
+def _is_pointwise(graph: InferenceGraph, node: Node) -> bool:
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return torch.Tag.pointwise in tags and graph.is_free(node)
+
+
+def _is_like(node: Node, first: Node) -> bool:
+    """Whether a tensor is a single element, or has another's shape and no gaps: then it is seen in any shape."""
+    value, like = node.meta.get("val"), first.meta["val"]
+    if not isinstance(value, torch.Tensor):
         return False
-    tags = user.target.tags if isinstance(user.target, torch._ops.OpOverload) else ()
-    return torch.Tag.pointwise in tags and graph.is_free(user)
+    return value.dim() == 0 or (value.shape == like.shape and value.is_contiguous())
+
+
+def _depends(node: Node, first: Node) -> bool:
+    """Whether a node is computed from another one."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source is first:
+                return True
+            if source not in seen and first < source:  # what comes before it does not depend on it
+                seen.add(source)
+                waiting.append(source)
+    return False
+
+
+def _in_shape_of(graph: InferenceGraph, other: Node, view: Node, made: Node) -> Node:
+    """Return what is read beside a view of a result, in the shape of the result."""
+    if graph.fake(other).dim() == 0:
+        return other
+    return graph.call(view.target, other, list(graph.fake(made).shape))

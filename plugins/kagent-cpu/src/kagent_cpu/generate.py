@@ -10,17 +10,22 @@ import torch
 from kagent_core.codegen.dtypes import HALVES
 from kagent_core.codegen.generator import ExpressionGenerator
 from kagent_core.codegen.generic import GENERIC, GenericKernels
+from kagent_core.codegen.generic.dense_convolution import takes_blocks
 from kagent_core.codegen.generic.direct_convolution import takes_direct
+from kagent_core.codegen.generic.geometry import Window
 from kagent_core.codegen.generic.host_attention import FEW
-from kagent_core.codegen.generic.register_rows import takes_rows
+from kagent_core.codegen.generic.panels import takes_panels
+from kagent_core.codegen.generic.recurrent import takes_steps
 from kagent_core.codegen.generic.tiles import DEFAULT_TILES
 from kagent_core.codegen.loops import write_loops
+from kagent_core.codegen.register_lines import line_functions
 from kagent_core.codegen.register_tiles import RegisterTiles
 from kagent_core.codegen.rules import RULES
 from kagent_core.config import Config
 from kagent_core.inspect.logs import get_logger
 from kagent_core.native import Library, PiecedText, find_compiler, load, why_no_compiler
 from kagent_core.specs import OpCall
+from kagent_cpu.idle_teams import without_idle_teams
 from kagent_cpu.language import CLanguage
 
 log = get_logger("codegen")
@@ -69,6 +74,9 @@ as fast, which says little about processors on which MKL is faster; ``python -m 
 """
 
 
+_CONVOLUTION = ("input", "weight", "stride", "padding", "dilation", "groups")
+
+
 def generated_is_better(call: OpCall) -> bool:
     """Return whether a parametrised kernel is faster than ATen's.
 
@@ -77,12 +85,16 @@ def generated_is_better(call: OpCall) -> bool:
     """
     if call.signature == ATTENTION:
         return _attention_is_better(call)
-    if call.signature in ("aten::mm", "aten::addmm"):
-        return takes_rows(*call.inputs[-2:])
+    if call.signature == "kagent::panel_product":
+        return takes_panels(call.arguments["panels"])
+    if call.signature in ("kagent::block_convolution", "kagent::block_transposed_convolution"):
+        return takes_blocks(CLanguage.register_tiles, call)
+    if call.signature == "kagent::lstm_steps":
+        return takes_steps(CLanguage.register_tiles, call.arguments["hx"], call.arguments["weight"])
     if call.signature != "aten::convolution" or call.arguments["transposed"]:
         return False
-    source, weight, groups = (call.arguments[name] for name in ("input", "weight", "groups"))
-    return takes_direct(source, weight, call.outputs[0], groups)
+    source, weight, *geometry = (call.arguments[name] for name in _CONVOLUTION)
+    return takes_direct(source, weight, call.outputs[0], Window.of(weight.shape[2:], *geometry))
 
 
 def _attention_is_better(call: OpCall) -> bool:
@@ -119,7 +131,8 @@ def unit_loader(config: Config) -> Callable[[PiecedText], Library]:
         compiler = find_compiler()
         if compiler is None:
             raise RuntimeError(why_no_compiler())
-        head = preamble + RegisterTiles.functions(str(text)) + text.head
-        return load(replace(text, head=head), config.cache_dir, compiler)
+        head = preamble + RegisterTiles.functions(str(text)) + line_functions(str(text)) + text.head
+        text, compiler = without_idle_teams(replace(text, head=head), compiler)
+        return load(text, config.cache_dir, compiler)
 
     return load_unit

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from kagent_core.codegen.c_family import PREAMBLE_HELPERS, CFamily
+from kagent_core.codegen.c_family import PREAMBLE_HELPERS, CFamily, is_plain_number
+from kagent_core.codegen.dtypes import compute_dtype
+from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.host_vectors import HostVectors
 from kagent_core.codegen.register_tiles import RegisterTiles
+from kagent_core.codegen.text import bare
 from kagent_core.native.machine import vector_nbytes, vector_registers
 
 _UNARY = (
@@ -44,17 +47,42 @@ INLINE f32 erf_f32(f32 x) {
     f32 y = x * p / q;
     return fabsf(x) > 3.92f ? copysignf(1.0f, x) : y; /* exactly 1: gelu multiplies the rest with large numbers */
 }
-/* exp as 2**n times a polynomial, the power of 2 in two steps, for subnormals */
+/* exp as 2**n times a polynomial, the power of 2 in two steps, for subnormals. Added to 1.5 * 2**23, n is rounded, and
+   lies in the lowest bits. A bound that is compared with as an integer costs no mask, and lets the NaN of c go on. */
 INLINE f32 exp_f32(f32 x) {
     f32 c = x < -104.0f ? -104.0f : x;
-    c = c > 89.0f ? 89.0f : c;
-    f32 n = rintf(c * 1.44269504f);
+    i32 bits = bits_f32_i32(fmaf(c, 1.44269504f, 12582912.0f)), last = bits_f32_i32(12582912.0f + 129.0f);
+    bits = bits < last ? bits : last;
+    f32 n = bits_i32_f32(bits) - 12582912.0f;
     f32 r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, c));
     f32 p = fmaf(r, 0.0013814467f, 0.0083687808f);
     p = fmaf(r, p, 0.041668393f); p = fmaf(r, p, 0.1666652f); p = fmaf(r, p, 0.49999994f);
     p = fmaf(r, p, 1.0f); p = fmaf(r, p, 1.0f);
-    i32 k = (i32)n, half = k >> 1;
+    i32 k = bits - bits_f32_i32(12582912.0f), half = k >> 1;
     return p * bits_i32_f32((half + 127) << 23) * bits_i32_f32((k - half + 127) << 23);
+}
+/* 1 + exp(x), as sigmoid needs it: what is lost beside 1 may be 0, so that one step makes the power of 2 */
+INLINE f32 one_plus_exp_f32(f32 x) {
+    f32 c = x < -87.0f ? -87.0f : x;
+    i32 bits = bits_f32_i32(fmaf(c, 1.44269504f, 12582912.0f + 126.0f)), last = bits_f32_i32(12582912.0f + 254.0f);
+    bits = bits < last ? bits : last;
+    f32 n = bits_i32_f32(bits) - (12582912.0f + 126.0f);
+    f32 r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, c));
+    f32 p = fmaf(r, 0.0013814467f, 0.0083687808f);
+    p = fmaf(r, p, 0.041668393f); p = fmaf(r, p, 0.1666652f); p = fmaf(r, p, 0.49999994f);
+    p = fmaf(r, p, 1.0f); p = fmaf(r, p, 1.0f);
+    return fmaf(p + p, bits_i32_f32((i32)((u32)bits << 23)), 1.0f);
+}
+/* the greater one of x and a number, or NaN. Of two choices between floats in a row, as in a clamp, gcc makes seven
+   operations on AVX-512's masks; of integers in the order of floats it makes none. */
+INLINE f32 max_number_f32(f32 x, f32 number) {
+#if defined(__AVX512F__) && !defined(__clang__)
+    i32 bits = bits_f32_i32(x), least = bits_f32_i32(number + 0.0f);
+    i32 found = number >= 0 ? (bits > least ? bits : least) : (i32)((u32)bits < (u32)least ? (u32)bits : (u32)least);
+    return x == x ? bits_i32_f32(found) : x;
+#else
+    return !(x <= number) ? x : number;
+#endif
 }
 /* a block of 32 by 32 elements of 4 bytes, whose rows are 33 elements apart, transposed in registers of 8 */
 typedef f32 f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
@@ -121,6 +149,17 @@ class CLanguage(CFamily):
     def function(self, name: str, dtype: str) -> str:
         """Return C's name of a function, or that of a faster one of our own."""
         return _OWN_FUNCTIONS.get((name, dtype)) or super().function(name, dtype)
+
+    def primitive(self, node: Expr, args: list[str]) -> str:
+        """Return a primitive of some values."""
+        if node.op == "max" and compute_dtype(node.dtype) == "float32" and is_plain_number(node.args[1]):
+            return f"max_number_f32({bare(args[0])}, {bare(args[1])})"
+        if node.op == "add" and compute_dtype(node.dtype) == "float32":
+            for number, other, text in zip(node.args, node.args[::-1], args[::-1], strict=True):
+                is_one = number.op == "constant" and number.payload == 1
+                if is_one and other.op == "exp" and text.startswith("exp_f32("):  # and nothing else uses it
+                    return f"one_plus_{text}"
+        return super().primitive(node, args)
 
     def tile_transposer(self, itemsize: int) -> str | None:
         """Return the function that transposes a tile in registers: for elements of 4 bytes."""

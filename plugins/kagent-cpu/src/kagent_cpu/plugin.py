@@ -105,7 +105,8 @@ def kagent_graph_optimizer(info: DeviceInfo, config: Config) -> GraphOptimizer |
     from kagent_core.native import find_compiler
     from kagent_cpu.prepacking import Prepacking
 
-    return Prepacking(config.float32_products, config.generated_kernels != "off" and find_compiler() is not None)
+    generates = config.generated_kernels != "off" and find_compiler() is not None
+    return Prepacking(config.float32_products, generates, config.threads or torch.get_num_threads())
 
 
 def _processor_name() -> str:

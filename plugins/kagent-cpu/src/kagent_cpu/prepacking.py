@@ -7,15 +7,19 @@ neighbours need no conversion.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.fx import Node
 
 from kagent_core.device import GraphOptimizer
 from kagent_core.inspect.logs import get_logger
 from kagent_core.optimize.inference_graph import InferenceGraph
+from kagent_core.optimize.recurrent import compute_inputs_first
 from kagent_cpu.activations import activation_after
-from kagent_cpu.direct import is_direct, lay_out
+from kagent_cpu.direct import is_direct, is_direct_transposed, lay_out, lay_out_transposed
 from kagent_cpu.direct_products import is_direct_product, lay_out_product
+from kagent_cpu.recurrent import packed_shape_of_steps
 from kagent_cpu.reduced_precision import in_bfloat16, packed_dtypes, why_not_in
 
 log = get_logger("capture")
@@ -34,10 +38,13 @@ class Prepacking(GraphOptimizer):
         What products and convolutions of float32 tensors are computed in.
     generates
         Whether there are generated kernels.
+    threads
+        That they run on.
     """
 
-    def __init__(self, float32_products: str = "float32", generates: bool = False) -> None:
+    def __init__(self, float32_products: str = "float32", generates: bool = False, threads: int = 1) -> None:
         self._generates = generates
+        self._threads = threads
         self._reduces = float32_products == "bfloat16" and why_not_in("bfloat16") is None
 
     def why_not_float32_products_in(self, dtype: str) -> str | None:
@@ -53,11 +60,17 @@ class Prepacking(GraphOptimizer):
             log.info("%d products and convolutions of float32 tensors are computed in bfloat16, as asked for", reduced)
 
     def _pack(self, graph: InferenceGraph) -> None:
+        if self._generates:
+            compute_inputs_first(graph, functools.partial(packed_shape_of_steps, self._threads))
         for node in graph.calls(aten.convolution.default):
             if not _is_packable_convolution(graph, node):
                 continue
+            if node.args[6]:
+                if self._generates and is_direct_transposed(graph, node):
+                    lay_out_transposed(graph, node)
+                continue
             convolution = self._reduced(graph, node)
-            if self._generates and is_direct(graph, convolution):
+            if self._generates and is_direct(graph, convolution, self._threads):
                 lay_out(graph, convolution)
             else:
                 _pack_convolution(graph, convolution)
@@ -66,7 +79,7 @@ class Prepacking(GraphOptimizer):
                 continue
             product = self._reduced(graph, node)
             one_row = _has_one_row(graph, product)
-            if self._generates and is_direct_product(graph, product, one_row):
+            if self._generates and is_direct_product(graph, product):
                 lay_out_product(graph, product)
             # a single row reads each weight once, in whatever order it lies: there MKL is faster, which has no bfloat16
             elif not (one_row and graph.fake(product).dtype is torch.float32):
@@ -77,10 +90,10 @@ class Prepacking(GraphOptimizer):
 
 
 def _is_packable_convolution(graph: InferenceGraph, node: Node) -> bool:
-    _, weight, bias, *_, transposed, _, _ = node.args
+    _, weight, bias, *_ = node.args
     fake = graph.fake(node)
     constant = graph.is_constant(weight) and graph.is_constant(bias) and not graph.is_constant(node)
-    known = fake.dim() == 4 and fake.dtype in packed_dtypes() and not transposed
+    known = fake.dim() == 4 and fake.dtype in packed_dtypes()
     return constant and known and not _is_empty(fake) and graph.is_free(node)
 
 
