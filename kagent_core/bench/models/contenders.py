@@ -72,7 +72,7 @@ def _eager(module: nn.Module, args: tuple[Any, ...], directory: Path, threads: i
 
 def _compiled(module: nn.Module, args: tuple[Any, ...], **arguments: Any) -> Call:
     """Compile a function of its own, and call it: what Dynamo compiles hangs on the code object of the function."""
-    compiled = torch.compile(_own_call(module), **arguments)
+    compiled = torch.compile(own_call(module), **arguments)
     return _called(lambda: compiled(*args))
 
 
@@ -81,7 +81,9 @@ def _called(call: Call) -> Call:
     return call
 
 
-def _own_call(module: nn.Module) -> Callable[..., Any]:
+def own_call(module: nn.Module) -> Callable[..., Any]:
+    """Return a function that calls a module, with a code object of its own."""
+
     def forward(*given: Any) -> Any:
         return module(*given)
 
