@@ -24,7 +24,7 @@ from kagent_core.watch.fingerprint import EVERYWHERE, Fingerprinter, Fingerprint
 from kagent_core.watch.mappings import Span
 from kagent_core.watch.neighbours import SharedPages
 from kagent_core.watch.pages import PageWatcher, page_watcher
-from kagent_core.watch.scan import PageScanner, make_page_scanner
+from kagent_core.watch.scan import PageScanner, compiled_scan, make_page_scanner
 
 log = get_logger("execute")
 
@@ -183,11 +183,13 @@ class _OwnWatches:
     def prepare(self, cache_dir: Path) -> None:
         if cache_dir not in self._prepared:
             self._prepared.add(cache_dir)
-            threading.Thread(target=self._prepare, args=(cache_dir,), name="kagent-watch").start()
+            for make in (self.of, compiled_scan) if isinstance(page_watcher(), PageWatcher) else (self.of,):
+                threading.Thread(target=_quietly, args=(make, cache_dir), name="kagent-watch").start()
 
-    def _prepare(self, cache_dir: Path) -> None:
-        with contextlib.suppress(KagentError):  # whoever needs it gets the error again, and in his own thread
-            self.of(cache_dir)
+
+def _quietly(make: Callable[[Path], object], cache_dir: Path) -> None:
+    with contextlib.suppress(KagentError):  # whoever needs it gets the error again, and in his own thread
+        make(cache_dir)
 
 
 _own = _OwnWatches()

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from kagent_core.native import find_compiler, load
+from kagent_core.errors import CompilationError
+from kagent_core.native import Library, find_compiler, load, why_no_compiler
 from kagent_core.watch.mappings import Span
 from kagent_core.watch.pages import MOST_SPANS, PageWatcher, WatchedPages
 
@@ -251,15 +252,27 @@ class PageScanner:
         return CopiedParts(self._compare, parts)
 
 
+def compiled_scan(cache_dir: Path) -> Library:
+    """Return the compiled functions.
+
+    Raises
+    ------
+    CompilationError
+        When no C compiler works.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise CompilationError(why_no_compiler(), hint="install gcc or clang")
+    return load(_SOURCE, cache_dir, compiler)
+
+
 def make_page_scanner(cache_dir: Path, watcher: PageWatcher) -> PageScanner:
     """Return what watches memory.
 
     Raises
     ------
-    KagentError
+    CompilationError
         When no C compiler works.
     """
-    compiler = find_compiler()
-    assert compiler is not None
-    library = load(_SOURCE, cache_dir, compiler)
+    library = compiled_scan(cache_dir)
     return PageScanner(library.function("scan_pages"), library.function("compare_parts"), watcher)

@@ -294,3 +294,23 @@ def test_the_operators_mean_what_they_say(made: int) -> None:
         torch.testing.assert_close(operator(x, blocks, *rest), value)
         fake = operator(x.to("meta"), blocks.to("meta"), bias.to("meta"), *rest[1:])
         assert (fake.shape, fake.stride()) == (value.shape, operator(x, blocks, *rest).stride())
+
+
+CONTIGUOUS = {
+    "dense": nn.Conv2d(9, 40, 3, padding=1),
+    "depthwise": nn.Conv2d(24, 24, 5, padding=2, groups=24),
+    "of planes": nn.Conv2d(3, 20, 3, padding=1),
+    "of one place": nn.Conv2d(24, 40, 1),
+}
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 64), (37, 29)], ids=str)
+@pytest.mark.parametrize("kind", CONTIGUOUS)
+def test_a_contiguous_image_is_stored_as_eager_lays_it_out(kind: str, size: tuple[int, int]) -> None:
+    """Of a power of two of places, column by column."""
+    model = nn.Sequential(CONTIGUOUS[kind], nn.SiLU()).eval()
+    given = spoiled(torch.randn(2, CONTIGUOUS[kind].in_channels, *size))
+    with torch.no_grad():
+        made = torch.compile(model, backend="kagent", dynamic=False, options={"device": "cpu"})(given)
+        assert made.stride() == model(given).stride()
+    check(model, given)

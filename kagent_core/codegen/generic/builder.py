@@ -411,6 +411,16 @@ class KernelBuilder:
         self._parameters.reports = True
         self.add(f"if ({condition}) {{ *{REPORT} = {code}; }}")
 
+    def stored_step(self, dim: int) -> int | None:
+        """Return how far neighbours along a dimension of the first result are apart where they are stored.
+
+        None where that differs, from place to place or from one tensor to another; 0 for a dimension of one element.
+        """
+        if self._epilogue is not None:
+            return self._epilogue.stored_step(dim)
+        spec = self.call.outputs[0]
+        return spec.strides[dim] if spec.shape[dim] > 1 else 0
+
     def store(self, index: Sequence[str], value: str, number: int = 0) -> None:
         """Write an element of a result: its epilogue, then the statement that stores it.
 

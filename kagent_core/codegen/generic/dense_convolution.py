@@ -19,7 +19,7 @@ from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.dense_tiles import Line, choose_tile, tile_of_width
 from kagent_core.codegen.generic.direct_lines import Store
 from kagent_core.codegen.generic.geometry import Window
-from kagent_core.codegen.generic.register_rows import first_column, store_columns
+from kagent_core.codegen.generic.register_rows import first_column, store_places
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
 from kagent_core.specs import OpCall, TensorSpec
 
@@ -260,9 +260,7 @@ class _Dense:
             self._clip_taps()
             self._call(tile.rows, "from", "whole", "whole_count", "0")
             self._add_partial(line.partial(tile.rows))
-        with k.loop("r", tile.rows, "i - at"):
-            place = ["n", "o0", "(at + r)"]
-            store_columns(k, tile, self.channels, "r", lambda channel, value: self.store(place, channel, value))
+        store_places(k, tile, self.channels, self.store)
 
     def _clip_lines(self) -> None:
         """Declare which lines of the window are inside."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.geometry import Window
-from kagent_core.codegen.generic.register_rows import first_column, store_columns
+from kagent_core.codegen.generic.register_rows import first_column, store_places
 from kagent_core.codegen.register_lines import LineTile, line_tile
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
 from kagent_core.specs import TensorSpec
@@ -55,9 +55,7 @@ def write_lines(
             k.add(f"const {k.index_type} column = at * {k.size(tile.stride)} - {k.size(window.padding[1])};")
             k.add(f"f32 made[{rows.rows * rows.width}];")
             _call(k, tile, source, weight, window)
-            with k.loop("r", tile.places, "i - at"):
-                at = ["n", "o0", "(at + r)"]
-                store_columns(k, rows, channels, "r", lambda channel, value: store(at, channel, value))
+            store_places(k, rows, channels, store)
 
 
 def _call(k: KernelBuilder, tile: LineTile, source: Tensor, weight: Tensor, window: Window) -> None:

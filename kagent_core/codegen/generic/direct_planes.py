@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.direct_lines import Store, clip, overlaps
 from kagent_core.codegen.generic.geometry import Window
-from kagent_core.codegen.generic.register_rows import first_column, store_columns
+from kagent_core.codegen.generic.register_rows import first_column, store_places
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
 from kagent_core.specs import TensorSpec
 
@@ -57,9 +57,7 @@ def write_planes(
             k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(length)} - {tile.rows}')};")
             k.add(f"const {k.index_type} column = at * {k.size(window.stride[1])} - {k.size(window.padding[1])};")
             _call(k, tile, source, weight, window)
-            with k.loop("r", tile.rows, "i - at"):
-                at = ["n", "o0", "(at + r)"]
-                store_columns(k, tile, channels, "r", lambda channel, value: store(at, channel, value))
+            store_places(k, tile, channels, store)
 
 
 def _call(k: KernelBuilder, tile: Tile, source: Tensor, weight: Tensor, window: Window) -> None:

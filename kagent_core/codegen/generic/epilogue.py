@@ -92,6 +92,15 @@ class Epilogue:
         self._labels = nest.labels
         self.read = {node.payload.tensor for node in loads_of(*(store.value for store in self.stores))}
 
+    def stored_step(self, dim: int) -> int | None:
+        """Return how far neighbours along a dimension of the first operator's result are apart where they are stored.
+
+        None where that differs, from place to place or from one tensor to another; 0 for a dimension of one element.
+        """
+        axis = self._axes[dim]
+        steps = {0 if axis is None else neighbours(store.offset, axis) for store in self.stores}
+        return steps.pop() if len(steps) == 1 else None
+
     def write(
         self,
         text: Text,

@@ -14,6 +14,9 @@ from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.register_lines import covering_tile
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
 
+_SETS = 1024
+"""Numbers that are as far apart as the sets of a nearest cache reach, 4 KiB: they share one set."""
+
 StoreRow = Callable[[Sequence[str], str, str], None]
 """Writes what stores an element: the coordinates of its row, its column, its value."""
 
@@ -136,6 +139,35 @@ def store_columns(k: KernelBuilder, tile: Tile, columns: int, row: str, store: C
     """
     with k.loop("e", tile.width, "begin - j" if columns % tile.width else 0, simd=True):
         store("(j + e)", f"made[{row} * {tile.width} + e]")
+
+
+def store_places(k: KernelBuilder, tile: Tile, columns: int, store: Callable[[Sequence[str], str, str], None]) -> None:
+    """Write the loops that store ``made``, places of a line by columns, from place ``i`` on.
+
+    Parameters
+    ----------
+    columns
+        Of all tiles.
+    store
+        Writes what stores an element: image, line and place, its column, its value.
+    """
+    place, first = ["n", "o0", "(at + r)"], "begin - j" if columns % tile.width else 0
+    if _share_a_set(k):
+        with k.loop("e", tile.width, first), k.loop("r", tile.rows, "i - at", simd=True):
+            store(place, "(j + e)", f"made[r * {tile.width} + e]")
+        return
+    with k.loop("r", tile.rows, "i - at"):
+        store_columns(k, tile, columns, "r", lambda column, value: store(place, column, value))
+
+
+def _share_a_set(k: KernelBuilder) -> bool:
+    """Whether the columns of a place are stored where a cache has few lines for all of them, and places side by side.
+
+    So it is in an image that is stored contiguously and has a power of two of places. Column by column, that takes half
+    of the time of a whole convolution, or less; in other images a few percent more.
+    """
+    step = k.stored_step(1) or 1
+    return k.stored_step(3) == 1 and step % _SETS == 0
 
 
 def _store_tile(k: KernelBuilder, tile: Tile, space: Space, columns: int, store: StoreRow) -> None:
