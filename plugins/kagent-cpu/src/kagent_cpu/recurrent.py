@@ -8,9 +8,9 @@ from kagent_cpu.language import CLanguage
 _MOST_NBYTES = 16 * 1024 * 1024
 """Largest weight of the state.
 
-In one thread of an AMD processor with AVX-512, two layers took 0.5 to 0.95 of oneDNN's time, which packs the weights at
-every call, with states of 64 to 1,024 numbers and 1 to 32 sequences; with 2,048, whose weight is read from memory at
-every step, as long as oneDNN.
+In one thread of an AMD processor with AVX-512, a layer took 0.52 to 0.97 of oneDNN's time, which packs the weights at
+every call, with states of 128 to 1,024 numbers and 1 to 32 sequences (``python -m kagent_core.bench.layers``); with
+2,048, whose weight is read from memory at every step, as long as oneDNN.
 """
 
 
