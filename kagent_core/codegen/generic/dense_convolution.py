@@ -29,6 +29,9 @@ _NEAR = 256 * 1024
 _FAR = 512 * 1024
 """Bytes of a weight from which on its blocks are fetched before they are used: half of the second cache of a core."""
 
+_PIECES = 8
+"""Pieces of work that there should be, for several threads to share out, where reading a weight again costs little."""
+
 _ADDRESSES = 7
 """Most places of a tile, for each of its vectors, whose addresses are computed from a step that is a parameter."""
 
@@ -206,8 +209,8 @@ class _Dense:
     def write(self) -> None:
         """Write the loops over blocks of lines, and of channels, and over the tiles of a line."""
         k, tile, lines = self.k, self.tile, self.upright.length
-        steps = self.line.taps * self.upright.taps * self._read * tile.width * self.line.length // 16
         tall, blocks = self._lines_at_once, -(-self.channels // tile.width)
+        steps = self.line.taps * self.upright.taps * self._read * tile.width * self.line.length * tall // 16
         axes = [("n", self.sources[0].spec.shape[0]), ("block", -(-lines // tall))]
         axes += [*([("tap", self.taps)] if self.taps else []), ("bj", blocks)]
         with k.items(*axes, steps=steps):
@@ -224,14 +227,21 @@ class _Dense:
 
     @property
     def _lines_at_once(self) -> int:
-        """How many lines are computed before the next channels are: a few, or all, whatever reads less again."""
+        """How many lines are computed before the next channels are: a few, or all, whatever reads less again.
+
+        All stretches of lines are about as long: threads share them out as if they were.
+        """
         line, upright = self.line, self.upright
         seen = line.length * min(line.stride, line.taps) * min(upright.stride, upright.taps)
         nbytes = max(1, self._read * seen * 4)
+        blocks = -(-self.channels // self.tile.width)
         few = max(1, min(_NEAR // nbytes, upright.length))
+        if self.factors.nbytes <= _NEAR:  # it stays in the caches, too
+            pieces = self.sources[0].spec.shape[0] * blocks
+            return _evenly(upright.length, min(few, -(-upright.length * pieces // _PIECES)))
         weight_again = self.factors.nbytes * (-(-upright.length // few) - 1)
-        source_again = nbytes * upright.length * (-(-self.channels // self.tile.width) - 1)
-        return few if weight_again <= source_again else upright.length
+        source_again = nbytes * upright.length * (blocks - 1)
+        return _evenly(upright.length, few) if weight_again <= source_again else upright.length
 
     @property
     def _read(self) -> int:
@@ -351,3 +361,8 @@ class _Dense:
         spec, (_, tap, channel) = source.spec, self.factors.steps
         together = spec.strides[3] == spec.shape[1] and tap == spec.shape[1] * channel
         return together and self.line.dilation == 1
+
+
+def _evenly(length: int, most: int) -> int:
+    """Return how long the fewest stretches of a length are, if they are about equal and none is longer than that."""
+    return -(-length // -(-length // most))

@@ -20,6 +20,9 @@ TALL, TALL_IF_DEEP = 8, 16
 BLOCK_NBYTES = 512 * 1024
 """Most bytes of the rows that go through all panels, one after the other: half of the second cache of a core."""
 
+_MORE_BLOCKS = 2
+"""How many blocks there may be more than the fewest, for all to have as many chunks."""
+
 DEEP, STRETCH = 2048, 1024
 """Depth beyond which sums are those of stretches: one of a panel stays in the second cache, and sums are more exact."""
 
@@ -98,6 +101,10 @@ class _Product:
         rows, depth = self.left.spec.shape
         chunks = -(-rows // tall)
         block = min(chunks, max(1, BLOCK_NBYTES // (4 * depth * tall)))
+        fewest = -(-chunks // block)
+        # threads share out all blocks as if they were alike: the last one should not have far fewer chunks
+        blocks = min(range(fewest, min(fewest + _MORE_BLOCKS, chunks) + 1), key=lambda n: (-chunks % n, n))
+        block = -(-chunks // blocks)
         blocks = -(-chunks // block)
         in_blocks = blocks * self.panels.spec.numel + rows * depth
         at_once = self.panels.spec.numel + self.panels.spec.shape[0] * rows * depth
