@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kagent_core.codegen.generic.dense_convolution import evenly
 from kagent_core.codegen.generic.dense_tiles import Line, choose_tile, tile_of_width
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
 
@@ -60,3 +61,12 @@ def test_the_fastest_tile_is_taken() -> None:
     assert choose_tile(processor, 32, 64) == Tile(11, 2, 16)
     assert choose_tile(RegisterTiles(8, 16), 14, 64) == Tile(14, 1, 8)
     assert tile_of_width(processor, 7, 512, 40) is None
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_stretches_of_lines_are_as_few_as_fit_and_about_equal(length: int, most: int) -> None:
+    stretch = evenly(length, most)
+    count = -(-length // stretch)
+    assert stretch <= most
+    assert count == -(-length // most)
+    assert length - (count - 1) * stretch > stretch - count

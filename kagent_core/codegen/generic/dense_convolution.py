@@ -238,10 +238,10 @@ class _Dense:
         few = max(1, min(_NEAR // nbytes, upright.length))
         if self.factors.nbytes <= _NEAR:  # it stays in the caches, too
             pieces = self.sources[0].spec.shape[0] * blocks
-            return _evenly(upright.length, min(few, -(-upright.length * pieces // _PIECES)))
+            return evenly(upright.length, min(few, -(-upright.length * pieces // _PIECES)))
         weight_again = self.factors.nbytes * (-(-upright.length // few) - 1)
         source_again = nbytes * upright.length * (blocks - 1)
-        return _evenly(upright.length, few) if weight_again <= source_again else upright.length
+        return evenly(upright.length, few) if weight_again <= source_again else upright.length
 
     @property
     def _read(self) -> int:
@@ -363,6 +363,6 @@ class _Dense:
         return together and self.line.dilation == 1
 
 
-def _evenly(length: int, most: int) -> int:
+def evenly(length: int, most: int) -> int:
     """Return how long the fewest stretches of a length are, if they are about equal and none is longer than that."""
     return -(-length // -(-length // most))
