@@ -14,7 +14,7 @@ OWN = "KAGENT_OWN"
 _FIRST, _PAST = "KAGENT_FIRST", "KAGENT_PAST"
 
 LEAST = 8_000
-"""Characters of a share. gcc took 11 ms for a thousand characters of kernels, and 30 ms for a text without any."""
+"""Characters of a share. gcc took 11 ms for a thousand characters of kernels, and 14 ms for a text without any."""
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,25 @@ class KernelNames:
 
 
 @torch.no_grad()
-def check(model: nn.Module, *inputs: Tensor, **options: Any) -> list[str]:
-    """Compare a model with eager PyTorch in float64, and return the names of the kernels that ran.
+def ran(model: nn.Module, *inputs: Tensor, dynamic: bool = False, **options: Any) -> tuple[list[str], Tensor]:
+    """Compare a model with eager PyTorch in float64; return the names of the kernels that ran, and what it gives.
 
     Of float32, some of PyTorch's algorithms (Winograd's) let NaN reach other places.
     """
-    model, ran = model.eval(), KernelNames()
-    with kagent_core.use_plugin(ran):
+    model, kernels = model.eval(), KernelNames()
+    with kagent_core.use_plugin(kernels):
         run = torch.compile(
-            model, backend="kagent", dynamic=False, options={"device": "cpu", "profile": True, **options}
+            model, backend="kagent", dynamic=dynamic, options={"device": "cpu", "profile": True, **options}
         )
         got = run(*inputs)
     exact = copy.deepcopy(model).double()(*(x.double() for x in inputs)).float()
     torch.testing.assert_close(got, exact, equal_nan=True, rtol=1e-4, atol=1e-5)
-    return ran.names
+    return kernels.names, got
+
+
+def check(model: nn.Module, *inputs: Tensor, **options: Any) -> list[str]:
+    """Compare a model with eager PyTorch as `ran` does; return the names of the kernels that ran."""
+    return ran(model, *inputs, **options)[0]
 
 
 def spoiled(x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import mmap
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import kagent_core
-from kagent_core import hookimpl
 from kagent_core.codegen.generic import dense_convolution
 from kagent_core.codegen.register_tiles import RegisterTiles
 from kagent_core.optimize.convolution_blocks import in_blocks, out_of_blocks, taps_in_blocks
-from kagent_core.specs import TaskFinished
 from kagent_cpu.language import CLanguage
+
+from . import exact
 
 Case = tuple[Any, ...]
 
@@ -54,17 +52,6 @@ TRANSPOSED: list[Case] = [
     (1, 1, 2, 3, 30),
     (16, 70, 4, 3, 2),
 ]
-
-
-class Tasks:
-    """Names of the kernels that ran."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @hookimpl
-    def kagent_task_finished(self, event: TaskFinished) -> None:
-        self.names.append(event.task.kernel.name)
 
 
 class Beside(nn.Module):
@@ -105,27 +92,17 @@ def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def check(model: nn.Module, *inputs: torch.Tensor, dynamic: bool = False, **options: Any) -> list[str]:
-    """Compare a model with eager PyTorch in float64, and return the names of the kernels that ran.
-
-    Of float32, some of PyTorch's algorithms (Winograd's) let NaN reach other places.
-    """
-    model, tasks = model.eval(), Tasks()
-    with kagent_core.use_plugin(tasks):
-        run = torch.compile(
-            model, backend="kagent", dynamic=dynamic, options={"device": "cpu", "profile": True, **options}
-        )
-        got = run(*inputs)
-    exact = copy.deepcopy(model).double()(*(x.double() for x in inputs))
-    torch.testing.assert_close(got, exact.float(), equal_nan=True, rtol=1e-4, atol=1e-5)
+def check(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> list[str]:
+    """Compare a model with eager PyTorch, strides included, and return the names of the kernels that ran."""
+    names, got = exact.ran(model, *inputs, **options)
     kept = [dim for dim, size in enumerate(got.shape) if size > 1]
     assert [got.stride(dim) for dim in kept] == [model(*inputs).stride(dim) for dim in kept]
-    return tasks.names
+    return names
 
 
 def spoiled(x: torch.Tensor) -> torch.Tensor:
     """Put NaN and infinities into a tensor: at a corner, at the other one, and in the middle."""
-    x[(0,) * x.dim()], x[(-1,) * x.dim()] = float("nan"), float("inf")
+    exact.spoiled(x)
     x[tuple(size // 2 for size in x.shape)] = float("-inf")
     return x
 

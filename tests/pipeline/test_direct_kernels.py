@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -12,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-import kagent_core
-from kagent_core import hookimpl
 from kagent_core.codegen.register_tiles import RegisterTiles
-from kagent_core.specs import TaskFinished
 from kagent_cpu.language import CLanguage
+
+from .exact import check, spoiled
 
 ACTIVATIONS = [nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.Hardswish(), nn.SiLU(), nn.Hardsigmoid(), nn.GELU()]
 
@@ -63,44 +61,10 @@ DEPTHWISE: list[Case] = [
 ]
 
 
-class Tasks:
-    """Names of the kernels that ran."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @hookimpl
-    def kagent_task_finished(self, event: TaskFinished) -> None:
-        self.names.append(event.task.kernel.name)
-
-
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-
-
-@torch.no_grad()
-def check(model: nn.Module, x: torch.Tensor, **options: Any) -> list[str]:
-    """Compare a model with eager PyTorch, and return the names of the kernels that ran.
-
-    The model runs in float64: of float32, some of PyTorch's algorithms (Winograd's) let NaN reach other places.
-    """
-    model, tasks = model.eval(), Tasks()
-    with kagent_core.use_plugin(tasks):
-        run = torch.compile(
-            model, backend="kagent", dynamic=False, options={"device": "cpu", "profile": True, **options}
-        )
-        got = run(x)
-    exact = copy.deepcopy(model).double()(x.double()).float()
-    torch.testing.assert_close(got, exact, equal_nan=True, rtol=1e-4, atol=1e-5)
-    return tasks.names
-
-
-def spoiled(x: torch.Tensor) -> torch.Tensor:
-    """Put NaN and infinity into the first and the last element."""
-    x[(0,) * x.dim()], x[(-1,) * x.dim()] = float("nan"), float("inf")
-    return x
 
 
 class Block(nn.Module):

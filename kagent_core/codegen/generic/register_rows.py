@@ -163,8 +163,8 @@ def store_places(k: KernelBuilder, tile: Tile, columns: int, store: Callable[[Se
 def _share_a_set(k: KernelBuilder) -> bool:
     """Whether the columns of a place are stored where a cache has few lines for all of them, and places side by side.
 
-    So it is in an image that is stored contiguously and has a power of two of places. Column by column, that takes half
-    of the time of a whole convolution, or less; in other images a few percent more.
+    So it is in an image that is stored contiguously and has a power of two of places. Column by column, a convolution
+    of it took 0.2 to 0.6 of the time, but in other images up to 1.7 times as long.
     """
     step = k.stored_step(1) or 1
     return k.stored_step(3) == 1 and step % _SETS == 0
