@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kagent_core.errors import CompilationError, ConfigError
-from kagent_core.native import Compiler, find_compiler, load, why_no_compiler
+from kagent_core.native import Compiler, load
 from kagent_core.native import cache as cache_module
 from kagent_core.native import private as private_module
 from kagent_core.native.cache import LibraryCache, cache_key
@@ -25,21 +25,10 @@ SOURCE = "void answer(const long long *table) { ((long long *)table[0])[0] = 42;
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    monkeypatch.delenv("CC", raising=False)
-    found = find_compiler()
-    assert found is not None, why_no_compiler()
-    return found
-
-
-@pytest.fixture
-def counted(compiler: Compiler, tmp_path: Path):
+def counted(commands):
     """Return a compiler that writes a line per call, and a function that counts them."""
-    calls, script = tmp_path / "calls", tmp_path / "counting-cc"
-    script.write_text(f'#!/bin/sh\necho call >> {calls}\nexec {shlex.join(compiler.command)} "$@"\n', encoding="utf-8")
-    script.chmod(0o755)
-    count = lambda: len(calls.read_text().splitlines()) if calls.exists() else 0
-    return dataclasses.replace(compiler, command=(str(script),)), count
+    compiler, calls = commands
+    return compiler, lambda: len(calls())
 
 
 @pytest.fixture

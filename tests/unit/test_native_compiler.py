@@ -48,14 +48,6 @@ void exponential(const long long *table) {
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    monkeypatch.delenv("CC", raising=False)
-    found = find_compiler()
-    assert found is not None, why_no_compiler()
-    return found
-
-
-@pytest.fixture
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that writes a program; nothing else is on PATH, and no ziglang is installed."""
     programs = tmp_path / "programs"

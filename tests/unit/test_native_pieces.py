@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,29 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kagent_core.errors import CompilationError
-from kagent_core.native import Compiler, find_compiler, load, why_no_compiler
+from kagent_core.native import Compiler, load
 from kagent_core.native import cache as cache_module
 from kagent_core.native import pieces as pieces_module
 from kagent_core.native.pieces import LEAST, OWN, PiecedText
 
 NAMES = ("first", "second", "third")
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    monkeypatch.delenv("CC", raising=False)
-    found = find_compiler()
-    assert found is not None, why_no_compiler()
-    return found
-
-
-@pytest.fixture
-def commands(compiler: Compiler, tmp_path: Path):
-    """Return a compiler that writes down how it is called, and a function that reads that."""
-    calls, script = tmp_path / "calls", tmp_path / "counting-cc"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {shlex.join(compiler.command)} "$@"\n', encoding="utf-8")
-    script.chmod(0o755)
-    return dataclasses.replace(compiler, command=(str(script),)), lambda: calls.read_text().splitlines()
 
 
 def program(padding: int = LEAST) -> PiecedText:
