@@ -101,19 +101,39 @@ def operator_calls(signature: str, dtypes: Iterable[torch.dtype], samples: int =
     overload = resolve_overload(signature)
     wanted = list(dtypes)
     database = _operator_database()
-    with warnings.catch_warnings():
+    tried = _Tried()
+    # under inference_mode operators that PyTorch takes apart arrive whole, and nothing runs backward
+    with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")  # the database has deprecated functions, too
         named = [entry for entry in database if _goes_by_name(entry, overload)]
-        found = _calls_of(named, overload, wanted, samples) or _calls_of_functional(named, overload, wanted, samples)
+        found = _calls_of(named, overload, wanted, samples, tried)
+        found = found or _calls_of_functional(named, overload, wanted, samples, tried)
         if not found and _why_never(overload) is None:
             calling = [entry for entry in database if _first_calls(entry, overload)]  # which takes a minute
-            found = _calls_of(calling, overload, wanted, samples)
+            found = _calls_of(calling, overload, wanted, samples, tried)
     if found:
         return found
     raise KagentError(
-        f"no sample of torch's operator database calls {signature}",
+        f"no sample of torch's operator database calls {signature} ({tried})",
         hint=_why_never(overload) or "compare the kernel with PyTorch by hand: kagent_core.run_op runs one operator",
     )
+
+
+@dataclass
+class _Tried:
+    """The samples that were run in search of calls, for the error when there are none."""
+
+    samples: int = 0
+    refused: int = 0
+    first_refusal: str = ""
+
+    def refuse(self, entry: Any, error: Exception) -> None:
+        self.refused += 1
+        self.first_refusal = self.first_refusal or f"'{_full_name(entry)}': {type(error).__name__}: {error}"
+
+    def __str__(self) -> str:
+        told = f"{self.samples} samples with its name were run"
+        return f"{told}, {self.refused} of which failed, the first of {self.first_refusal}" if self.refused else told
 
 
 def _operator_database() -> list[Any]:
@@ -136,14 +156,16 @@ def _why_never(overload: Any) -> str | None:
 # -- which samples call it
 
 
-def _calls_of(entries: Sequence[Any], overload: Any, dtypes: Sequence[torch.dtype], samples: int) -> list[OperatorCall]:
+def _calls_of(
+    entries: Sequence[Any], overload: Any, dtypes: Sequence[torch.dtype], samples: int, tried: _Tried
+) -> list[OperatorCall]:
     pairs = itertools.product(entries, dtypes)
-    recorded = (_recorded(e, overload, dtype, samples) for e, dtype in pairs if e.supports_dtype(dtype, "cpu"))
+    recorded = (_recorded(e, overload, dtype, samples, tried) for e, dtype in pairs if e.supports_dtype(dtype, "cpu"))
     return [call for calls in recorded for call in calls]
 
 
 def _calls_of_functional(
-    entries: Sequence[Any], overload: Any, dtypes: Sequence[torch.dtype], samples: int
+    entries: Sequence[Any], overload: Any, dtypes: Sequence[torch.dtype], samples: int, tried: _Tried
 ) -> list[OperatorCall]:
     """Return calls of an operator that writes its first argument, made of those of the one that writes none."""
     name, _, rest = signature_of(overload).partition(".")
@@ -153,7 +175,7 @@ def _calls_of_functional(
         functional = resolve_overload(f"{name.removesuffix('_')}.{rest}" if rest else name.removesuffix("_"))
     except SignatureError:
         return []
-    return [replace(call, overload=overload) for call in _calls_of(entries, functional, dtypes, samples)]
+    return [replace(call, overload=overload) for call in _calls_of(entries, functional, dtypes, samples, tried)]
 
 
 def _goes_by_name(entry: Any, overload: Any) -> bool:
@@ -172,11 +194,11 @@ def _says_all_of(base: str, name: str) -> bool:
 
 def _first_calls(entry: Any, overload: Any) -> bool:
     dtype = next((d for d in (torch.float32, torch.int64, torch.bool) if entry.supports_dtype(d, "cpu")), None)
-    return dtype is not None and bool(_recorded(entry, overload, dtype, 1, tried=2))
+    return dtype is not None and bool(_recorded(entry, overload, dtype, 1, _Tried(), most=2))
 
 
 def _recorded(
-    entry: Any, overload: Any, dtype: torch.dtype, samples: int, tried: int = _MOST_TRIED
+    entry: Any, overload: Any, dtype: torch.dtype, samples: int, tried: _Tried, most: int = _MOST_TRIED
 ) -> list[OperatorCall]:
     """Run an entry's samples, until so many of them have called an overload, and return these calls."""
     name, base = _full_name(entry), overload._schema.name
@@ -189,17 +211,20 @@ def _recorded(
     torch.manual_seed(0)
     found: list[OperatorCall] = []
     try:
-        taken = list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=backward), tried))
-    except Exception:  # noqa: BLE001  an entry whose own samples cannot be made has none
+        taken = list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=backward), most))
+    except Exception as error:  # noqa: BLE001  an entry whose own samples cannot be made has none
+        tried.refuse(entry, error)
         return []
     for number, sample in enumerate(taken):
+        tried.samples += 1
         with torch.set_grad_enabled(backward), _Recorder(overload) as recorder:
             try:
                 given = sample.input.clone() if in_place else sample.input
                 results = function(given, *sample.args, **sample.kwargs)
                 if backward:
                     _run_backward(results)
-            except Exception:  # noqa: BLE001  a sample that eager PyTorch refuses has nothing to compare with
+            except Exception as error:  # noqa: BLE001  a sample that eager PyTorch refuses has nothing to compare with
+                tried.refuse(entry, error)
                 continue
         origin = f"sample {number} of '{name}' in {str(dtype).removeprefix('torch.')}"
         found += [OperatorCall(overload, args, kwargs, origin) for args, kwargs in recorder.found]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from kagent_core.errors import KagentError, SignatureError
+from kagent_core.testing import operator_samples
 from kagent_core.testing.kernel_check import ALWAYS
 from kagent_core.testing.larger_samples import larger
 from kagent_core.testing.operator_samples import PADDING, OperatorCall, operator_calls, variants
 
+ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 F32 = [torch.float32]
 
 
@@ -62,6 +67,26 @@ def test_an_operator_that_is_taken_apart() -> None:
     with pytest.raises(KagentError, match="no sample of torch's operator database calls aten::linear") as caught:
         operator_calls("aten::linear", F32)
     assert "takes aten::linear apart" in (caught.value.hint or "")
+
+
+def test_samples_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    database = operator_samples._operator_database()
+    relu = copy.copy(next(entry for entry in database if entry.name == "nn.functional.relu"))
+    relu.op = lambda *args, **kwargs: torch.ones(3).view(2)
+    monkeypatch.setattr(operator_samples, "_operator_database", lambda: [relu])
+    with pytest.raises(
+        KagentError, match=r"(\d+) samples .* \1 of which failed, the first of 'nn.functional.relu'.*size 3"
+    ):
+        operator_calls("aten::relu", F32)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch._C._AutoDispatchBelowAutograd])
+@pytest.mark.parametrize("signature", [ATTENTION, "aten::gelu_backward", "aten::native_layer_norm"])
+def test_the_mode_of_the_caller_does_not_matter(signature: str, mode: Callable[[], Any]) -> None:
+    usual = operator_calls(signature, F32, samples=2)
+    with mode():
+        calls = operator_calls(signature, F32, samples=2)
+    assert [call.sample for call in calls] == [call.sample for call in usual]
 
 
 def test_the_layouts_of_the_variants() -> None:
@@ -158,7 +183,7 @@ def test_making_a_larger_call_draws_no_random_numbers_of_the_programs() -> None:
 
 
 def test_an_operator_of_one_device_has_the_samples_of_the_function_that_calls_it() -> None:
-    calls = operator_calls("aten::_scaled_dot_product_flash_attention_for_cpu", [torch.float32], samples=2)
+    calls = operator_calls(ATTENTION, F32, samples=2)
     assert {call.sample.partition("'")[2].partition("'")[0] for call in calls} == {
         "nn.functional.scaled_dot_product_attention"
     }
