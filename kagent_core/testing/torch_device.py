@@ -66,6 +66,15 @@ class TorchModule:
     def manual_seed_all(seed: int) -> None:
         """Do nothing: there are no random numbers of its own."""
 
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        """Return a state without a byte; PyTorch saves that of every accelerator, by `set_rng_state` it comes back."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        """Do nothing."""
+
     @classmethod
     def synchronize(cls, device: Any = None) -> None:
         """Count: what PyTorch runs on the device has finished when the call returns."""

@@ -13,6 +13,7 @@ import torch
 import kagent_core
 from kagent_core.errors import CaptureError
 from kagent_core.testing.fake import FakeDevice
+from kagent_core.testing.operator_samples import operator_calls
 from kagent_core.testing.torch_device import TORCH_DEVICE, TorchMemoryRuntime, register_torch_device
 
 from .traced import session
@@ -376,6 +377,11 @@ def test_torch_is_waited_for(runtime: TorchMemoryRuntime) -> None:
     run(x, x)
     assert module.synchronized == before + 1
     assert runtime.calls["synchronize"] == synchronized + 1
+
+
+def test_samples_of_operators_that_draw_random_numbers_run_beside_it() -> None:
+    """PyTorch saves and restores the random state of every accelerator around them."""
+    assert operator_calls("aten::_scaled_dot_product_flash_attention_for_cpu", [torch.float32], samples=1)
 
 
 class _Ordered(TorchMemoryRuntime):
