@@ -45,9 +45,9 @@ class BinaryCache:
             When the directory belongs to somebody else, or others may write to it.
         """
         try:
-            directory = self._directory.ready()
+            directory = self._directory.ready(key)
         except OSError as error:
-            directory = self._directory.fallback(error)
+            directory = self._directory.fallback(key, error)
         for path in directory.glob(f"{key}-*.bin"):
             with contextlib.suppress(OSError):  # gone again: another process removed it
                 data = path.read_bytes()
@@ -66,14 +66,14 @@ class BinaryCache:
             As `find`.
         """
         try:
-            self._write(self._directory.ready(), key, data)
+            self._write(self._directory.ready(key), key, data)
         except OSError as error:
-            self._write(self._directory.fallback(error), key, data)
+            self._write(self._directory.fallback(key, error), key, data)
 
     def forget(self, key: str) -> None:
         """Remove a binary that the driver does not take any more."""
         with contextlib.suppress(OSError):
-            for path in self._directory.ready().glob(f"{key}-*.bin"):
+            for path in self._directory.ready(key).glob(f"{key}-*.bin"):
                 path.unlink()
 
     @staticmethod

@@ -90,10 +90,10 @@ class LibraryCache:
         """
         key = cache_key(source, compiler)
         try:
-            directory = self._directory.ready()
+            directory = self._directory.ready(key)
             return (None if rebuild else _find(directory, key)) or _build(directory, key, source, compiler)
         except OSError as error:
-            directory = self._directory.fallback(error)
+            directory = self._directory.fallback(key, error)
         return _build(directory, key, source, compiler)
 
 

@@ -16,9 +16,13 @@ from pathlib import Path
 from kagent_core.errors import ConfigError
 from kagent_core.inspect.logs import get_logger
 
+_SHELF_DIGITS = 2
+
 
 class PrivateDirectory:
     """A directory of a cache, made when it is first wanted. Safe to use from many threads and processes at once.
+
+    Entries lie in subdirectories by the first digits of their keys: whoever looks for an entry reads a whole directory.
 
     Parameters
     ----------
@@ -32,8 +36,8 @@ class PrivateDirectory:
         self._temporary: Path | None = None
         self._lock = threading.Lock()
 
-    def ready(self) -> Path:
-        """Return the directory, made if need be. Code is never loaded from one that others can write to.
+    def ready(self, key: str) -> Path:
+        """Return the subdirectory of a key, made if need be. Code is never loaded from where others can write.
 
         Raises
         ------
@@ -43,15 +47,15 @@ class PrivateDirectory:
             When it cannot be made.
         """
         if self._temporary is not None:
-            return self._temporary
+            return _shelf(self._temporary, key)
         self._directory.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self._directory.mkdir(mode=0o700)
         _check_private(self._directory)
-        return self._directory
+        return _shelf(self._directory, key)
 
-    def fallback(self, error: OSError) -> Path:
-        """Return a temporary directory in its place, and say why once."""
+    def fallback(self, key: str, error: OSError) -> Path:
+        """Return a key's subdirectory of a temporary directory in its place, and say why once."""
         with self._lock:
             if self._temporary is None or not self._temporary.exists():
                 self._temporary = Path(tempfile.mkdtemp(prefix="kagent-"))
@@ -62,7 +66,14 @@ class PrivateDirectory:
                     error.strerror or error,
                     self._temporary,
                 )
-            return self._temporary
+            return _shelf(self._temporary, key)
+
+
+def _shelf(directory: Path, key: str) -> Path:
+    shelf = directory / key[:_SHELF_DIGITS]
+    with contextlib.suppress(FileExistsError):
+        shelf.mkdir(mode=0o700)
+    return shelf
 
 
 def _remove(directory: Path, owner: int) -> None:

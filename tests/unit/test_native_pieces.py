@@ -37,6 +37,10 @@ def ran(text: PiecedText, directory: Path, compiler: Compiler) -> list[int]:
     return list(values)
 
 
+def suffixes(cache_dir: Path) -> set[str]:
+    return {path.suffix for path in (cache_dir / "native").rglob("*") if path.is_file()}
+
+
 def test_shares_of_a_text_do_what_the_text_does(
     commands, compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +50,7 @@ def test_shares_of_a_text_do_what_the_text_does(
     counting, calls = commands
     assert ran(program(), tmp_path / "shares", counting) == [1, 11, 21]
     assert sorted("-c " in call for call in calls()) == [False, True, True, True]
-    left = {path.suffix for path in (tmp_path / "shares" / "native").iterdir()}
+    left = suffixes(tmp_path / "shares")
     assert left == {".c", ".so"}
 
 
@@ -75,7 +79,7 @@ def test_the_error_of_a_share_is_told(compiler: Compiler, tmp_path: Path, monkey
     )
     with pytest.raises(CompilationError, match="nowhere"):
         load(wrong, tmp_path, compiler)
-    left = {path.suffix for path in (tmp_path / "native").iterdir()}
+    left = suffixes(tmp_path)
     assert left == {".c"}
 
 

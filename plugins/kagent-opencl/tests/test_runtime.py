@@ -134,7 +134,7 @@ print(Counted.sources, "compiled")
 
     assert compiled() == "2 compiled"
     assert compiled() == "0 compiled"
-    for path in (tmp_path / "opencl").iterdir():
+    for path in (tmp_path / "opencl").rglob("*.bin"):
         path.write_bytes(path.read_bytes()[:-1])
     assert compiled() == "2 compiled"
 
