@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from kagent_core.inspect import logs
+from kagent_core.testing import collecting
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +21,13 @@ def log_levels_of_its_own():
     """A session's ``logs`` hold for the process: take them back, so that no test hears less for another's sake."""
     yield
     logs.configure("")
+
+
+@pytest.fixture
+def only_new_garbage():
+    """For tests that collect garbage again and again."""
+    with collecting.only_new_garbage():
+        yield
 
 
 class _Bugs(logging.Handler):

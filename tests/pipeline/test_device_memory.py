@@ -419,6 +419,7 @@ def test_nothing_is_left_when_the_model_is_gone(fake):
     assert use(**CHECKED).in_use_nbytes == use(**CHECKED).cached_nbytes == 0
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 def test_memory_of_parameters_that_are_gone_is_used_again(fake):
     model, x = Layer(), torch.randn(5, 4)
     function = compiled(model, **CHECKED)

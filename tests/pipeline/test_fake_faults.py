@@ -217,6 +217,7 @@ def test_run_op_and_its_memory(fake):
     assert fake.runtime.live == live
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("way", ["graph", "compiled", "operators"])
 def test_memory_is_given_back_when_what_was_compiled_is_gone(fake, way, monkeypatch):
     monkeypatch.setattr(single, "KEPT_OPERATORS", 2)

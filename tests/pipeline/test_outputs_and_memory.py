@@ -62,6 +62,7 @@ def live_segments():
     return sum(type(thing) is CpuSegment for thing in gc.get_objects())
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 def test_an_evicted_plan_is_gone_at_once():
     gc.collect()
     before = live_segments()
@@ -84,6 +85,7 @@ def test_many_sets_of_shapes_are_told_once(caplog):
     assert caplog.text.count("more than 2 sets of shapes") == 1
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 def test_device_memory_of_a_graph_that_is_gone():
     runtime = FakeRuntime()
     with kagent_core.use_plugin(FakeDevice(runtime=runtime)):

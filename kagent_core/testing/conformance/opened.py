@@ -21,6 +21,7 @@ from kagent_core.pipeline import CompiledGraph
 from kagent_core.schedule.request import PlacementRequest
 from kagent_core.session import Session, session_for, use_plugin
 from kagent_core.specs import Device, DeviceInfo, Placement
+from kagent_core.testing.collecting import only_new_garbage
 from kagent_core.testing.conformance.case import CannotRunError, Ran
 
 METHODS = (
@@ -256,7 +257,7 @@ def opened(device: str, *, watch: bool = False, guards: bool = False, **options:
         Config keys beside the device.
     """
     door = _Door(Device.parse(device), watch or guards, guards)
-    with use_plugin(door):
+    with only_new_garbage(), use_plugin(door):
         session = session_for(load_config(options={"device": device, **options}))
         try:
             executor = session.executor_for(session.target.device)
