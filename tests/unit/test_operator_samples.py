@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,19 @@ def test_samples_are_the_same_every_time() -> None:
     one, other = (operator_calls("aten::relu", F32, samples=2) for _ in range(2))
     assert [call.sample for call in one] == [call.sample for call in other]
     assert all(a.equal(b) for x, y in zip(one, other, strict=True) for a, b in zip(x.tensors, y.tensors, strict=True))
+
+
+def test_samples_are_those_of_the_database() -> None:
+    for name in ("nn.functional.relu", "addmm"):
+        entry = next(entry for entry in operator_samples._operator_database() if entry.name == name)
+        random.seed(0)
+        torch.manual_seed(0)
+        theirs = list(itertools.islice(entry.sample_inputs("cpu", torch.float32), 5))
+        ours = operator_samples.first_samples(entry, torch.float32, 5)
+        assert len(ours) == len(theirs) > 1
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close((one.input, *one.args), (other.input, *other.args), rtol=0, atol=0)
+            assert one.kwargs == other.kwargs
 
 
 def test_an_operator_that_does_not_exist() -> None:

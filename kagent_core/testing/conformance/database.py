@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from kagent_core.testing.compare import copy_arguments
 from kagent_core.testing.conformance.case import CannotRunError
+from kagent_core.testing.operator_samples import first_samples
 
 DTYPES = (
     torch.float32,
@@ -115,9 +114,7 @@ def dtypes_of(entry: Any) -> list[torch.dtype]:
 
 def samples(entry: Any, dtype: torch.dtype, count: int = 1, requires_grad: bool = False) -> list[Any]:
     """Return an entry's first samples, the same ones every time."""
-    random.seed(0)
-    torch.manual_seed(0)
-    return list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=requires_grad), count))
+    return first_samples(entry, dtype, count, requires_grad)
 
 
 @contextmanager
