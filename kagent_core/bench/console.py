@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,6 +20,35 @@ def progress_bars(console: Console) -> Iterator[Progress]:
     columns = (SpinnerColumn(), TextColumn("{task.description:<40}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
+
+
+class Figures(Protocol):
+    """What a benchmark has measured."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+
+
+Measured = TypeVar("Measured", bound=Figures)
+
+
+def measured(
+    json_path: Path | None, measure: Callable[[], Measured], show: Callable[[Console, Measured], None], console: Console
+) -> Measured:
+    """Measure, print the figures and, where there is a file for them, write them down; return them.
+
+    Raises
+    ------
+    KagentError
+        When the file cannot be written, which is told before anything is measured.
+    """
+    if json_path is not None:
+        write_text(json_path, "")
+    figures = measure()
+    show(console, figures)
+    if json_path is not None:
+        write_text(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
+    return figures
 
 
 def write_text(path: Path, text: str) -> None:

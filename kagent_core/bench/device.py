@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from kagent_core.bench.console import progress_bars, write_text
+from kagent_core.bench.console import measured, progress_bars
 from kagent_core.bench.device_figures import EAGER, KAGENT, DeviceFigures, RowFigures
 from kagent_core.bench.device_rows import BY_NAME, Function, Row
 from kagent_core.bench.device_tables import print_device
@@ -69,12 +68,7 @@ def run(
     """
     named = [BY_NAME[name] for name in chosen(rows, list(BY_NAME), "--rows", "row")]
     libraries = [peer_named(text) for text in peers]
-    if json_path is not None:
-        write_text(json_path, "")  # a path that cannot be written is told now, not after minutes of measuring
-    figures = measure(console, device, named, libraries, rounds, tasks)
-    print_device(console, figures)
-    if json_path is not None:
-        write_text(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
+    measured(json_path, lambda: measure(console, device, named, libraries, rounds, tasks), print_device, console)
 
 
 def measure(

@@ -8,6 +8,7 @@ from typing import Any
 
 import kagent_core
 from kagent_core.bench.device_rows import Row
+from kagent_core.bench.figures import rounded
 from kagent_core.bench.timing import Timing
 
 SCHEMA_VERSION = 1
@@ -56,7 +57,7 @@ class TaskFigures:
             "launch": self.launch,
             "count": self.count,
             "min_ms": round(self.minimum_ms, 4),
-            "gflops": _rounded(self.gflops, 1),
+            "gflops": rounded(self.gflops, 1),
         }
 
 
@@ -106,9 +107,9 @@ class RowFigures:
             "row": self.row.name,
             "what": self.row.what,
             "per_call": {name: timing.as_dict() for name, timing in self.per_call.items()},
-            "gflops": {name: _rounded(self.gflops(name), 1) for name in self.per_call},
-            "ratios": {name: _rounded(self.ratio(name), 3) for name in peers},
-            "first_call_ms": _rounded(self.first_call_ms, 1),
+            "gflops": {name: rounded(self.gflops(name), 1) for name in self.per_call},
+            "ratios": {name: rounded(self.ratio(name)) for name in peers},
+            "first_call_ms": rounded(self.first_call_ms, 1),
             "fallbacks": self.fallbacks,
             "unavailable": self.unavailable,
             "tasks": [task.as_dict() for task in self.tasks],
@@ -158,7 +159,3 @@ class DeviceFigures:
             "elapsed_s": round(self.elapsed_s, 1),
             "rows": [row.as_dict() for row in self.rows],
         }
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)

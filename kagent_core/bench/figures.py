@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -118,6 +119,31 @@ class Aim:
             "measured": round(self.measured, 3),
             "met": self.met,
         }
+
+    @classmethod
+    def of_worst(cls, name: str, at_most: float, found: Iterable[tuple[float | None, str]]) -> Self | None:
+        """Return the figure in the case in which it is greatest, of those that have it; None where none has.
+
+        Parameters
+        ----------
+        name, at_most
+            As for the class.
+        found
+            Values, and their cases.
+        """
+        measured, case = max(((value, case) for value, case in found if value is not None), default=(None, ""))
+        return None if measured is None else cls(name, case, at_most, measured)
+
+
+def rounded(value: float | None, digits: int = 3) -> float | None:
+    """Return a figure as JSON has it; None where there is none."""
+    return None if value is None else round(value, digits)
+
+
+def geometric_mean(values: Sequence[float | None]) -> float | None:
+    """Return the geometric mean of the values that are not None; None where there is none."""
+    logarithms = [math.log(value) for value in values if value is not None]
+    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
 
 
 def describe_machine() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import gc
-import json
 import math
 import tempfile
 import time
@@ -19,7 +18,7 @@ from rich.console import Console
 from torch._inductor.utils import fresh_cache
 
 from kagent_core.bench.chains import CHAINS, SIZES, Chain
-from kagent_core.bench.console import progress_bars, write_text
+from kagent_core.bench.console import measured, progress_bars
 from kagent_core.bench.figures import describe_machine
 from kagent_core.bench.functions import bind, own_function, reason_for
 from kagent_core.bench.fused_figures import FusedFigures, RowFigures
@@ -61,12 +60,7 @@ def run(console: Console, rows: str | None, sizes: str | None, rounds: int, json
     """
     chains = [chain for chain in CHAINS if chain.name in chosen(rows, [c.name for c in CHAINS], "--rows", "row")]
     chosen_sizes = chosen(sizes, SIZES, "--sizes", "size")
-    if json_path is not None:
-        write_text(json_path, "")  # a path that cannot be written is told now, not after minutes of measuring
-    figures = measure(console, chains, chosen_sizes, rounds)
-    print_fused(console, figures)
-    if json_path is not None:
-        write_text(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
+    measured(json_path, lambda: measure(console, chains, chosen_sizes, rounds), print_fused, console)
 
 
 def measure(console: Console, chains: Sequence[Chain], sizes: Sequence[str], rounds: int) -> FusedFigures:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kagent_core
-from kagent_core.bench.figures import Aim
+from kagent_core.bench.figures import Aim, geometric_mean, rounded
 from kagent_core.bench.memory import CallMemory
 from kagent_core.bench.timing import Timing
 
@@ -88,11 +87,11 @@ class RowFigures:
             "shape": self.shape,
             "dtype": self.dtype,
             "per_call": {name: timing.as_dict() for name, timing in self.per_call.items()},
-            "ratios": {peer: _rounded(self.ratio(peer)) for peer in PEERS} | {"best": _rounded(self.best_ratio)},
-            "compile_ms": {name: _rounded(self.compile_ms(name)) for name in self.first_call_ms},
-            "compile_ratio": _rounded(self.compile_ratio),
+            "ratios": {peer: rounded(self.ratio(peer)) for peer in PEERS} | {"best": rounded(self.best_ratio)},
+            "compile_ms": {name: rounded(self.compile_ms(name)) for name in self.first_call_ms},
+            "compile_ratio": rounded(self.compile_ratio),
             "memory": {name: memory.as_dict() for name, memory in self.memory.items()},
-            "memory_ratio": _rounded(self.memory_ratio),
+            "memory_ratio": rounded(self.memory_ratio),
             "unavailable": self.unavailable,
         }
 
@@ -140,7 +139,7 @@ class FusedFigures:
             Aim("geometric mean of that", f"{len(self.rows)} rows", MEAN_AIM, mean),
             self._worst("compile time / inductor's", COMPILE_AIM, lambda row: row.compile_ratio),
             # a few bytes of alignment are no difference
-            self._worst("memory of a call / inductor's", MEMORY_AIM, lambda row: _rounded(row.memory_ratio, 2)),
+            self._worst("memory of a call / inductor's", MEMORY_AIM, lambda row: rounded(row.memory_ratio, 2)),
         ]
         return [aim for aim in aims if aim is not None]
 
@@ -153,23 +152,9 @@ class FusedFigures:
             "rounds": self.rounds,
             "elapsed_s": round(self.elapsed_s, 1),
             "rows": [row.as_dict() for row in self.rows],
-            "geometric_means": {name: _rounded(mean) for name, mean in self.means().items()},
+            "geometric_means": {name: rounded(mean) for name, mean in self.means().items()},
             "aims": [aim.as_dict() for aim in self.aims()],
         }
 
     def _worst(self, name: str, at_most: float, ratio: Callable[[RowFigures], float | None]) -> Aim | None:
-        ratios = [(value, row.name) for row in self.rows if (value := ratio(row)) is not None]
-        if not ratios:
-            return None
-        worst, row = max(ratios)
-        return Aim(name, row, at_most, worst)
-
-
-def geometric_mean(values: Sequence[float | None]) -> float | None:
-    """Return the geometric mean of the values that are not None; None where there is none."""
-    logarithms = [math.log(value) for value in values if value is not None]
-    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
-
-
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    return None if value is None else round(value, digits)
+        return Aim.of_worst(name, at_most, ((ratio(row), row.name) for row in self.rows))

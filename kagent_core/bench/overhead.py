@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from kagent_core.bench.console import progress_bars, write_text
+from kagent_core.bench.console import measured, progress_bars
 from kagent_core.bench.extraction import SIZES, measure_extraction
 from kagent_core.bench.figures import Figures, describe_machine
 from kagent_core.bench.functions import FUNCTIONS, measure_functions
@@ -33,12 +32,7 @@ def run(console: Console, json_path: Path | None) -> None:
     KagentError
         When the CPU cannot be used, or the file cannot be written.
     """
-    if json_path is not None:
-        write_text(json_path, "")  # a path that cannot be written is told now, not after a minute of measuring
-    figures = measure(console)
-    print_figures(console, figures)
-    if json_path is not None:
-        write_text(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
+    measured(json_path, lambda: measure(console), print_figures, console)
 
 
 def measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kagent_core.specs import OpCall
@@ -23,6 +24,23 @@ def full_arguments(call: OpCall) -> dict[str, Any]:
             default = argument.default_value
             found[argument.name] = tuple(default) if isinstance(default, list) else default
     return found
+
+
+def spread(values: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Return one number per dimension, where one alone is for all.
+
+    Examples
+    --------
+    >>> spread(3, 2), spread([3], 2), spread([3, 4], 2)
+    ((3, 3), (3, 3), (3, 4))
+    """
+    several = (values,) if isinstance(values, int) else tuple(values)
+    return several * count if len(several) == 1 else several
+
+
+def pooled_dims(call: OpCall) -> int:
+    """Return along how many dimensions the windows of a pooling operator move, which its name says."""
+    return int(call.signature.partition("pool")[2][0])
 
 
 def operand_names(call: OpCall) -> frozenset[str]:

@@ -13,6 +13,20 @@ from types import MappingProxyType
 THREAD = "thread"
 """Name of the variable with a thread's number in its block, in kernels whose blocks work together."""
 
+ENOUGH_ITEMS = 1 << 16
+"""Work-items that keep even a large device busy: where there are as many rows, each may have one to itself."""
+
+
+def power_above(value: int) -> int:
+    """Return the least power of two that is not below a number.
+
+    Examples
+    --------
+    >>> power_above(1), power_above(5), power_above(32)
+    (1, 8, 32)
+    """
+    return 1 << max(value - 1, 0).bit_length()
+
 
 @dataclass(frozen=True)
 class SubGroups:

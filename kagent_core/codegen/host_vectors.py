@@ -6,6 +6,17 @@ from dataclasses import dataclass
 
 from kagent_core.codegen.dtypes import NBITS
 
+EXPONENTIAL = r"""
+/* exp(x) is 2**n times exp(r): r is x without n * ln(2), which is taken off in two parts, and exp(r) a polynomial. MAD
+   multiplies and adds, and OF makes an operand of a number; nothing where it is one already. */
+#define LOG2_E 1.44269504f
+#define EXP_REST(MAD, OF, x, n) MAD(n, OF(-1.42860677e-6f), MAD(n, OF(-0.693145752f), x))
+#define EXP_OF_REST(MAD, OF, r)                                                                                    \
+    MAD(r, MAD(r, MAD(r, MAD(r, MAD(r, MAD(r, OF(0.0013814467f), OF(0.0083687808f)), OF(0.041668393f)),            \
+        OF(0.1666652f)), OF(0.49999994f)), OF(1.0f)), OF(1.0f))
+"""
+"""What functions of C that compute exponentials of float32 are made of, those of `HostVectors.preamble` among them."""
+
 _TEXT = r"""
 /* vectors, for sums that must stay in registers: loops over arrays leave them in memory */
 typedef f32 vec_f32 __attribute__((vector_size(NBYTES)));
@@ -41,15 +52,8 @@ INLINE vec_f64 max_vec_f64(vec_f64 a, vec_f64 b) { return __builtin_ia32_maxpd51
 /* exp_f32 of what is not above 0: the power of 2 in one step */
 INLINE vec_f32 exp_vec_f32(vec_f32 x) {
     vec_f32 c = max_vec_f32(splat_f32(-104.0f), x);
-    vec_f32 n = __builtin_ia32_rndscaleps_mask(c * 1.44269504f, 0, c, (u16)-1, 4);
-    vec_f32 r = mad_vec_f32(n, splat_f32(-0.693145752f), c), p;
-    r = mad_vec_f32(n, splat_f32(-1.42860677e-6f), r);
-    p = mad_vec_f32(r, splat_f32(0.0013814467f), splat_f32(0.0083687808f));
-    p = mad_vec_f32(r, p, splat_f32(0.041668393f));
-    p = mad_vec_f32(r, p, splat_f32(0.1666652f));
-    p = mad_vec_f32(r, p, splat_f32(0.49999994f));
-    p = mad_vec_f32(r, p, splat_f32(1.0f));
-    p = mad_vec_f32(r, p, splat_f32(1.0f));
+    vec_f32 n = __builtin_ia32_rndscaleps_mask(c * LOG2_E, 0, c, (u16)-1, 4);
+    vec_f32 r = EXP_REST(mad_vec_f32, splat_f32, c, n), p = EXP_OF_REST(mad_vec_f32, splat_f32, r);
     return __builtin_ia32_scalefps512_mask(p, n, p, (u16)-1, 4);
 }
 #else
@@ -105,7 +109,7 @@ class HostVectors:
         return self.nbytes * 8 // NBITS[dtype]
 
     def preamble(self) -> str:
-        """Return what C text with such vectors needs: types, and functions of ``f32`` and ``f64``.
+        """Return what C text with such vectors needs, below `EXPONENTIAL`: types, and functions of ``f32`` and ``f64``.
 
         ``load_vec_f32``, ``store_vec_f32``, ``splat_f32``, ``mad_vec_f32``, ``choose_vec_f32``; ``max_vec_f32``, which
         takes the second of two values where one is NaN; ``exp_vec_f32``, of what is not above 0; and ``hide_vec_f32``,

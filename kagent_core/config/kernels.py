@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
-
 from kagent_core.config.values import _SIGNATURE, FrozenMapping, UnfitError, _named_device
 from kagent_core.errors import choices, nearest
 from kagent_core.layout import ANY_STRIDES, CHANNELS_LAST, CHANNELS_LAST_3D, CONTIGUOUS, Layout
@@ -72,12 +69,6 @@ class ConfiguredKernels(FrozenMapping[tuple[KernelEntry, ...]]):
         """Return the kernels as the config spells them."""
         told = {signature: [entry.spelled() for entry in entries] for signature, entries in self._items.items()}
         return {signature: entries[0] if len(entries) == 1 else entries for signature, entries in told.items()}
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(cls.spelled)
-        )
 
     @classmethod
     def _parse(cls, value: object) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +69,21 @@ class FrozenMapping(Mapping[str, Value]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._items!r})"
 
+    def spelled(self) -> dict[str, Any]:
+        """Return the items as the config spells them."""
+        return dict(self._items)
+
+    @classmethod
+    @abstractmethod
+    def _parse(cls, value: object) -> Self:
+        """Return the mapping that a value of the config stands for."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(cls.spelled)
+        )
+
 
 class Placement(FrozenMapping[str]):
     """From signature to device."""
@@ -75,15 +91,9 @@ class Placement(FrozenMapping[str]):
     __slots__ = ()
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(dict)
-        )
-
-    @classmethod
     def _parse(cls, value: object) -> Self:
         if isinstance(value, str):
-            value = _parse_pairs(value)
+            value = _parse_pairs(value, ",", "signature", "SIGNATURE=DEVICE", "aten::sort=cpu")
         if not isinstance(value, Mapping):
             raise UnfitError("a table of signatures and devices", 'for example {"aten::sort" = "cpu"}')
         for signature, device in value.items():
@@ -110,15 +120,9 @@ class LaunchConfigs(FrozenMapping[LaunchConfig]):
         return {kernel: _spell_launch_config(config) for kernel, config in self._items.items()}
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(cls.spelled)
-        )
-
-    @classmethod
     def _parse(cls, value: object) -> Self:
         if isinstance(value, str):
-            value = _parse_launch_configs(value)
+            value = _parse_pairs(value, ";", "kernel", "KERNEL=GRID/BLOCK", "aten::mm=4,4,1/16,16,1")
         if not isinstance(value, Mapping):
             raise UnfitError("a table of kernels and launch configs", 'for example {"aten::mm" = "4,4,1/16,16,1"}')
         configs: dict[str, LaunchConfig] = {}
@@ -127,21 +131,6 @@ class LaunchConfigs(FrozenMapping[LaunchConfig]):
                 raise UnfitError("names of kernels, or signatures", came=f"has {kernel!r}")
             configs[kernel] = _launch_config(kernel, config)
         return cls(configs)
-
-
-def _parse_launch_configs(text: str) -> object:
-    """Read ``aten::mm=4,4,1/16,16,1;my_add=8,1,1/256,1,1``, or the same as a JSON object."""
-    if text.lstrip().startswith("{"):
-        return _parse_pairs(text)
-    configs: dict[str, str] = {}
-    for pair in filter(None, (part.strip() for part in text.split(";"))):
-        kernel, equals, config = (part.strip() for part in pair.partition("="))
-        if not equals:
-            raise UnfitError("KERNEL=GRID/BLOCK pairs", "for example 'aten::mm=4,4,1/16,16,1'", came=f"has '{pair}'")
-        if kernel in configs:
-            raise UnfitError("each kernel once", came=f"has '{kernel}' twice")
-        configs[kernel] = config
-    return configs
 
 
 def _launch_config(kernel: str, value: object) -> LaunchConfig:
@@ -216,22 +205,34 @@ def _spell_launch_config(config: LaunchConfig) -> str:
     return f"{launch} {tiles}" if tiles else launch
 
 
-def _parse_pairs(text: str) -> object:
-    """Read ``aten::sort=cpu,aten::topk=cpu``, or the same as a JSON object."""
+def _parse_pairs(text: str, separator: str, what: str, form: str, example: str) -> object:
+    """Read pairs such as ``aten::sort=cpu,aten::topk=cpu``, or the same as a JSON object.
+
+    Parameters
+    ----------
+    text
+        To read.
+    separator
+        Between pairs.
+    what
+        Stands left in them.
+    form, example
+        Of a pair, for messages.
+    """
     if text.lstrip().startswith("{"):
         try:
             return json.loads(text)
         except ValueError as error:
             raise UnfitError(f"JSON ({error})") from None
-    devices: dict[str, str] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        signature, equals, device = (part.strip() for part in pair.partition("="))
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(separator))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
-            raise UnfitError("SIGNATURE=DEVICE pairs", "for example 'aten::sort=cpu'", came=f"has '{pair}'")
-        if signature in devices:
-            raise UnfitError("each signature once", came=f"has '{signature}' twice")
-        devices[signature] = device
-    return devices
+            raise UnfitError(f"{form} pairs", f"for example '{example}'", came=f"has '{pair}'")
+        if key in pairs:
+            raise UnfitError(f"each {what} once", came=f"has '{key}' twice")
+        pairs[key] = value
+    return pairs
 
 
 def _named_device(device: object) -> str:

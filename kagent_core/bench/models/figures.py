@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kagent_core
-from kagent_core.bench.figures import Aim
+from kagent_core.bench.figures import Aim, geometric_mean, rounded
 from kagent_core.bench.functions import FunctionFigures
-from kagent_core.bench.fused_figures import geometric_mean
 from kagent_core.bench.models.contenders import EAGER, ENGINES, FREEZING, INDUCTOR, KAGENT
 from kagent_core.bench.models.machine import Machine
 from kagent_core.bench.models.where import Where
@@ -101,13 +100,13 @@ class ModelFigures:
             "what": self.what,
             "batch": self.batch,
             "per_call": {name: timing.as_dict() for name, timing in self.per_call.items()},
-            "speed_over_eager": {name: _rounded(self.speed(name)) for name in self.per_call},
-            "kagent_over_better_of_torch_compile": _rounded(self.over_compilers),
+            "speed_over_eager": {name: rounded(self.speed(name)) for name in self.per_call},
+            "kagent_over_better_of_torch_compile": rounded(self.over_compilers),
             "starts": {
                 name: {"first": first.as_dict(), "second": None if second is None else second.as_dict()}
                 for name, (first, second) in self.starts.items()
             },
-            "compile_ratio": _rounded(self.compile_ratio),
+            "compile_ratio": rounded(self.compile_ratio),
             "differences": {
                 name: {"absolute": absolute, "relative": relative}
                 for name, (absolute, relative) in self.differences.items()
@@ -184,20 +183,16 @@ class ModelsFigures:
             "elapsed_s": round(self.elapsed_s, 1),
             "models": [model.as_dict(self.machine) for model in self.models],
             "geometric_means": {
-                "speed_over_eager": {name: _rounded(mean) for name, mean in self.speeds().items()},
-                "kagent_over_better_of_torch_compile": _rounded(self.mean(lambda model: model.over_compilers)),
-                "compile_ratio": _rounded(self.mean(lambda model: model.compile_ratio)),
+                "speed_over_eager": {name: rounded(mean) for name, mean in self.speeds().items()},
+                "kagent_over_better_of_torch_compile": rounded(self.mean(lambda model: model.over_compilers)),
+                "compile_ratio": rounded(self.mean(lambda model: model.compile_ratio)),
             },
             "functions": [one.as_dict() for one in self.functions],
             "aims": [aim.as_dict() for aim in self.aims()],
         }
 
     def _worst(self, name: str, at_most: float, value: Callable[[ModelFigures], float | None]) -> Aim | None:
-        found = [(one, model.name) for model in self.models if (one := value(model)) is not None]
-        if not found:
-            return None
-        worst, model = max(found)
-        return Aim(name, model, at_most, worst)
+        return Aim.of_worst(name, at_most, ((value(model), model.name) for model in self.models))
 
     def _mean(self, name: str, at_most: float, peer: str) -> Aim | None:
         ratios = [ratio for model in self.models if (ratio := model.ratio(KAGENT, peer)) is not None]
@@ -205,13 +200,5 @@ class ModelsFigures:
         return None if mean is None else Aim(name, f"{len(ratios)} of {len(self.models)} models", at_most, mean)
 
     def _function(self) -> Aim | None:
-        name = "time of one operator / inductor's"
-        found = [(r, one.name) for one in self.functions if (r := one.ratio("kagent", "default backend")) is not None]
-        if not found:
-            return None
-        worst, function = max(found)
-        return Aim(name, function, FUNCTION_AIM, worst)
-
-
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    return None if value is None else round(value, digits)
+        found = ((one.ratio("kagent", "default backend"), one.name) for one in self.functions)
+        return Aim.of_worst("time of one operator / inductor's", FUNCTION_AIM, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ import torch
 import torch._inductor.config
 from rich.console import Console
 
-from kagent_core.bench.console import progress_bars, write_text
+from kagent_core.bench.console import measured, progress_bars
 from kagent_core.bench.figures import describe_machine
 from kagent_core.bench.functions import measure_functions
 from kagent_core.bench.fused import chosen
@@ -115,12 +114,7 @@ def run(console: Console, asked: Asked, json_path: Path | None) -> None:
         or computed something else.
     """
     models, contenders = asked.named_models(), asked.named_contenders()
-    if json_path is not None:
-        write_text(json_path, "")  # a path that cannot be written is told now, not after an hour of measuring
-    figures = measure(console, models, contenders, asked)
-    print_models(console, figures)
-    if json_path is not None:
-        write_text(json_path, json.dumps(figures.as_dict(), indent=1) + "\n")
+    figures = measured(json_path, lambda: measure(console, models, contenders, asked), print_models, console)
     _reject_failures(figures.models)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from kagent_core.bench.figures import rounded
 from kagent_core.bench.models.contenders import CONTENDERS, KAGENT, kagent_options
 from kagent_core.bench.models.machine import Machine
 from kagent_core.bench.models.work import flops_of_task, nbytes_of_task
@@ -77,9 +78,9 @@ class KernelFigures:
             "time_ms": round(self.time_ms, 4),
             "flops": self.flops,
             "nbytes": self.nbytes,
-            "gflops": _rounded(self.gflops),
-            "gbytes_per_s": _rounded(self.gbytes_per_s),
-            "share_of_machine": _rounded(self.share(machine), 3),
+            "gflops": rounded(self.gflops, 1),
+            "gbytes_per_s": rounded(self.gbytes_per_s, 1),
+            "share_of_machine": rounded(self.share(machine)),
         }
 
 
@@ -290,7 +291,3 @@ def _many_ms(call: Callable[[], object]) -> float:
     for _ in range(_CHAIN):
         call()
     return (time.perf_counter() - began) * 1e3 / _CHAIN
-
-
-def _rounded(value: float | None, digits: int = 1) -> float | None:
-    return None if value is None else round(value, digits)

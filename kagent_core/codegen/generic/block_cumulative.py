@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kagent_core.codegen.generic.block_scans import Merge, scan_length, threads_for, write_merge, write_scan
+from kagent_core.codegen.generic.block_scans import PER_THREAD, Merge, scan_length, threads_for, write_merge, write_scan
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.loops import Rows
 from kagent_core.codegen.groups import THREAD
-
-PER_THREAD = 8
-"""Most neighbours that a thread takes at a time."""
 
 MOST_THREADS = 256
 """Of a block."""

@@ -10,19 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kagent_core.codegen.generic.block_scans import PER_THREAD, listed, listed_length, threads_for
-from kagent_core.codegen.generic.block_tiles import power_above
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.placing import HELD, Placing
-from kagent_core.codegen.groups import THREAD
+from kagent_core.codegen.groups import ENOUGH_ITEMS, THREAD, power_above
 
-MANY, SOME, FEW = 65536, 1024, 64
-"""Tensors that are many enough for each to have a work-item; those that are, where the tensors and what goes there have
-no more than a few elements each."""
+SMALL, ENOUGH_SMALL = 64, 1024
+"""Elements of a tensor and of what goes there that are few; and tensors that are then enough for each to have a
+work-item."""
 
 
 def write_placing(k: KernelBuilder, placing: Placing) -> None:
     """Write the kernel for blocks where the device has them, else for work-items."""
-    most = MANY if placing.row_count + placing.count > FEW else SOME
+    most = ENOUGH_ITEMS if placing.row_count + placing.count > SMALL else ENOUGH_SMALL
     if k.work_groups is None or placing.outer_count >= most:
         placing.write_items(k)
     else:

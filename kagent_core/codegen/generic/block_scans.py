@@ -6,21 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kagent_core.codegen.generic.block_tiles import power_above
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.loops import Rows
-from kagent_core.codegen.groups import THREAD
+from kagent_core.codegen.groups import ENOUGH_ITEMS, THREAD, power_above
 from kagent_core.specs import TensorSpec
 
 PER_THREAD = 8
-"""Candidates of a list that each thread looks at, at a time."""
+"""Neighbours that each thread takes at a time: elements of a row, or candidates of a list."""
 
 LEAST_THREADS = 32
 """Of a block: as many as run at once on most GPUs."""
 
-MANY, FEW = 65536, 4096
-"""Rows that are many enough for each to have a work-item; and those that are so where neighbours in memory belong to
-different ones."""
+ENOUGH_ACROSS = 4096
+"""Rows that are many enough for each to have a work-item where neighbours in memory belong to different ones."""
 
 Merge = Callable[[Sequence[str], Sequence[str], Sequence[str]], Sequence[str]]
 """Given the names of two states, and of a third, returns statements that make the third what the two are together, of
@@ -32,7 +30,7 @@ def rows_by_blocks(k: KernelBuilder, rows: Rows, spec: TensorSpec) -> bool:
     if k.work_groups is None or rows.length < min(LEAST_THREADS, k.work_groups.threads):
         return False
     together = spec.shape and spec.strides[rows.dim] == 1
-    return math.prod(size for _, size in rows.axes) < (MANY if together else FEW)
+    return math.prod(size for _, size in rows.axes) < (ENOUGH_ITEMS if together else ENOUGH_ACROSS)
 
 
 def threads_for(k: KernelBuilder, length: int, most: int) -> int:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kagent_core.codegen.generic.block_scans import PER_THREAD, listed, listed_length, rows_by_blocks, threads_for
-from kagent_core.codegen.generic.block_tiles import power_above
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.loops import Rows, comes_before
-from kagent_core.codegen.groups import THREAD
+from kagent_core.codegen.groups import THREAD, power_above
 from kagent_core.specs import TensorSpec
 
 MOST = 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.groups import power_above
 from kagent_core.errors import LaunchConfigError
 
 LARGEST = 128
@@ -33,11 +34,6 @@ LONGEST = 8
 
 REGISTER_NBYTES = 512
 """Most bytes of sums that one thread keeps in registers."""
-
-
-def power_above(value: int) -> int:
-    """Return the least power of two that is not below a number."""
-    return 1 << max(value - 1, 0).bit_length()
 
 
 def pitch(lines: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kagent_core.codegen.dtypes import FLOATS, HALVES
@@ -37,43 +37,17 @@ def cumprod(k: KernelBuilder, self: TensorSpec, dim: int, dtype: Any) -> None:
 
 def _accumulate(k: KernelBuilder, self: TensorSpec, dim: int, sign: str, start: int) -> None:
     x, made = k.read(self), k.result().dtype
-    wide = _wide(made)
     rows = Rows(self, dim)
     if made == "float32" == k.language.wide and sign == "+":
-        if rows_by_blocks(k, rows, self):
-            _accumulate_compensated_by_blocks(k, x, rows)
-        else:
-            _accumulate_compensated(k, x, rows)
+        _write(k, self, rows, _compensated(k, x, rows), cost=4)
         return
-    if rows_by_blocks(k, rows, self):
-        _accumulate_by_blocks(k, x, rows, sign, start)
-        return
-    with k.items(*rows.axes, steps=rows.length):
-        k.add(f"{k.language.value_type(wide)} total = {k.number(start, wide)};")
-        with k.loop("j", k.size(rows.length)):
-            # the input is converted to the result's type first, then accumulated in a wider one
-            value = k.language.cast(x.at(*rows.place("j")), x.dtype, made)
-            k.add(f"total = total {sign} {k.language.cast(value, made, wide)};")
-            k.store(rows.place("j"), k.language.cast("total", wide, "float32" if made in HALVES else made))
-
-
-def _accumulate_compensated(k: KernelBuilder, x: Tensor, rows: Rows) -> None:
-    """Write sums of float32 where there is no wider type: what each addition loses is kept beside the sum."""
-    with k.items(*rows.axes, steps=rows.length * 4):
-        k.add("f32 total = 0, rest = 0;")
-        with k.loop("j", k.size(rows.length)):
-            value = k.language.cast(x.at(*rows.place("j")), x.dtype, "float32")
-            k.add(f"total = two_sum_f32(total, {value}, &rest);")
-            k.store(rows.place("j"), "two_summed_f32(total, rest)")
-
-
-def _accumulate_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows, sign: str, start: int) -> None:
-    made, wide = k.result().dtype, _wide(k.result().dtype)
+    wide = _wide(made)
     kind = k.language.value_type(wide)
     least, most = ("1e-300", "1e300") if wide == "float64" else ("1e-37f", "1e37f")
     fabs = k.language.function("fabs", wide)
 
     def load(j: str) -> str:
+        # the input is converted to the result's type first, then accumulated in a wider one
         return k.language.cast(k.language.cast(x.at(*rows.place(j)), x.dtype, made), made, wide)
 
     def store(j: str, found: Sequence[str]) -> None:
@@ -91,11 +65,12 @@ def _accumulate_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows, sign: str, st
         if sign == "*" and made in FLOATS
         else None,
     )
-    write_cumulative(k, rows, running)
+    _write(k, self, rows, running)
 
 
-def _accumulate_compensated_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows) -> None:
-    running = Running(
+def _compensated(k: KernelBuilder, x: Tensor, rows: Rows) -> Running:
+    """Return sums of float32 where there is no wider type: what each addition loses is kept beside the sum."""
+    return Running(
         kind="f32",
         load=lambda j: k.language.cast(x.at(*rows.place(j)), x.dtype, "float32"),
         states=[("f32", "total"), ("f32", "rest")],
@@ -104,7 +79,39 @@ def _accumulate_compensated_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows) -
         merge=lambda a, b, c: [f"{c[1]} = {a[1]} + {b[1]};", f"{c[0]} = two_sum_f32({a[0]}, {b[0]}, &{c[1]});"],
         store=lambda j, found: k.store(rows.place(j), f"two_summed_f32({found[0]}, {found[1]})"),
     )
-    write_cumulative(k, rows, running)
+
+
+def _write(
+    k: KernelBuilder, self: TensorSpec, rows: Rows, running: Running, cost: int = 1, named: bool = False
+) -> None:
+    """Write the kernel for blocks where that is better, else for work-items.
+
+    Parameters
+    ----------
+    k
+        Where to.
+    self, rows
+        The tensor and its rows.
+    running
+        What is found along them.
+    cost
+        Of an element, in additions.
+    named
+        Whether merging names an element more than once, so that it is put into a variable first.
+    """
+    if rows_by_blocks(k, rows, self):
+        write_cumulative(k, rows, running)
+        return
+    names = [name for _, name in running.states]
+    with k.items(*rows.axes, steps=rows.length * cost):
+        for (kind, name), first in zip(running.states, running.identity, strict=True):
+            k.add(f"{kind} {name} = {first};")
+        with k.loop("j", k.size(rows.length)):
+            value = running.load("j")
+            if named:
+                k.add(f"const {running.kind} value = {value};")
+            k.add(*running.merge(names, running.element("value" if named else value, "j"), names))
+            running.store("j", names)
 
 
 @GENERIC.kernel("aten::cummax")
@@ -122,32 +129,31 @@ def cummin(k: KernelBuilder, self: TensorSpec, dim: int) -> None:
 def _extreme(k: KernelBuilder, self: TensorSpec, dim: int, sign: str) -> None:
     x, rows = k.read(self), Rows(self, dim)
     kind = k.compute_type(x.dtype) if x.dtype != "bool" else k.language.value_type("bool")
-    better = f"value {sign} best"
-    if x.dtype in FLOATS:  # nothing follows a NaN but another
-        better = f"value != value || (best == best && {better})"
+
+    def better(value: str, best: str) -> str:
+        text = f"{value} {sign} {best}"
+        # nothing follows a NaN but another
+        return f"{value} != {value} || ({best} == {best} && {text})" if x.dtype in FLOATS else text
+
     if rows.length == 0:
         return
     if rows_by_blocks(k, rows, self):
-        _extreme_by_blocks(k, x, rows, kind, sign)
+        write_cumulative(k, rows, _extreme_of_parts(k, x, rows, kind, better))
         return
+    # merging, which asks of either part whether it has elements, would take longer
     with k.items(*rows.axes, steps=rows.length):
         k.add(f"{kind} best = {x.at(*rows.place('0'))};", "i64 at = 0;")
         with k.loop("j", k.size(rows.length)):
             k.add(f"const {kind} value = {x.at(*rows.place('j'))};")
-            k.add(f"if ({better}) {{ best = value; at = j; }}")
+            k.add(f"if ({better('value', 'best')}) {{ best = value; at = j; }}")
             k.store(rows.place("j"), "best")
             k.store(rows.place("j"), "at", 1)
 
 
-def _extreme_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows, kind: str, sign: str) -> None:
-    index = "i32" if rows.length < 2**31 else "i64"
-
+def _extreme_of_parts(k: KernelBuilder, x: Tensor, rows: Rows, kind: str, better: Callable[[str, str], str]) -> Running:
     def merge(a: Sequence[str], b: Sequence[str], c: Sequence[str]) -> list[str]:
-        better = f"{b[0]} {sign} {a[0]}"
-        if x.dtype in FLOATS:
-            better = f"{b[0]} != {b[0]} || ({a[0]} == {a[0]} && {better})"
         # a position of -1 says that there is no element
-        chosen = f"{b[1]} >= 0 && ({a[1]} < 0 || {better})"
+        chosen = f"{b[1]} >= 0 && ({a[1]} < 0 || {better(b[0], a[0])})"
         return [
             f"const i32 later = {chosen};",
             *(f"{to} = later ? {new} : {old};" for to, new, old in zip(c, b, a, strict=True)),
@@ -157,16 +163,15 @@ def _extreme_by_blocks(k: KernelBuilder, x: Tensor, rows: Rows, kind: str, sign:
         k.store(rows.place(j), found[0])
         k.store(rows.place(j), found[1], 1)
 
-    running = Running(
+    return Running(
         kind=kind,
         load=lambda j: x.at(*rows.place(j)),
-        states=[(kind, "best"), (index, "at")],
+        states=[(kind, "best"), ("i32" if rows.length < 2**31 else "i64", "at")],
         identity=["0", "-1"],
         element=lambda value, j: [value, j],
         merge=merge,
         store=store,
     )
-    write_cumulative(k, rows, running)
 
 
 @GENERIC.kernel("aten::logcumsumexp")
@@ -187,21 +192,13 @@ def logcumsumexp(k: KernelBuilder, self: TensorSpec, dim: int) -> None:
             f"    : same ? {value} : high + {log1p}({exp}(low - high));",
         ]
 
-    if rows_by_blocks(k, rows, self):
-        running = Running(
-            kind=kind,
-            load=lambda j: k.language.cast(x.at(*rows.place(j)), x.dtype, dtype),
-            states=[(kind, "total")],
-            identity=[k.number(float("-inf"), dtype)],
-            element=lambda value, j: [value],
-            merge=merge,
-            store=lambda j, found: k.store(rows.place(j), found[0]),
-        )
-        write_cumulative(k, rows, running)
-        return
-    with k.items(*rows.axes, steps=rows.length * 16):
-        k.add(f"{kind} total = {k.number(float('-inf'), dtype)};")
-        with k.loop("j", k.size(rows.length)):
-            k.add(f"const {kind} value = {x.at(*rows.place('j'))};")
-            k.add(*merge(["total"], ["value"], ["total"]))
-            k.store(rows.place("j"), "total")
+    running = Running(
+        kind=kind,
+        load=lambda j: k.language.cast(x.at(*rows.place(j)), x.dtype, dtype),
+        states=[(kind, "total")],
+        identity=[k.number(float("-inf"), dtype)],
+        element=lambda value, j: [value],
+        merge=merge,
+        store=lambda j, found: k.store(rows.place(j), found[0]),
+    )
+    _write(k, self, rows, running, cost=16, named=True)

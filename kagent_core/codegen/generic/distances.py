@@ -6,7 +6,7 @@ import math
 
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import names
+from kagent_core.codegen.generic.loops import broadcast, names
 from kagent_core.specs import TensorSpec
 
 
@@ -17,8 +17,7 @@ def cdist(k: KernelBuilder, x1: TensorSpec, x2: TensorSpec, p: float, compute_mo
     lead = names("b", len(made.shape) - 2)
 
     def batch(spec: TensorSpec) -> list[str]:
-        own = spec.shape[:-2]
-        return ["0" if size == 1 else b for b, size in zip(lead[len(lead) - len(own) :], own, strict=True)]
+        return broadcast(lead, spec.shape[:-2])
 
     with k.items(*zip([*lead, "row", "column"], made.shape, strict=True), steps=x1.shape[-1] * 4):
         _norm(k, left.at(*batch(x1), "row", "j"), right.at(*batch(x2), "column", "j"), left, p)

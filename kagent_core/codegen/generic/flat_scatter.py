@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import names, nest, unflattened
+from kagent_core.codegen.generic.loops import broadcast, names, nest, unflattened
 from kagent_core.specs import TensorSpec
-
-
-def _broadcast(places: Sequence[str], shape: Sequence[int]) -> list[str]:
-    last = places[len(places) - len(shape) :]
-    return ["0" if size == 1 else place for place, size in zip(last, shape, strict=True)]
 
 
 @GENERIC.kernel("aten::masked_scatter")
@@ -25,9 +19,9 @@ def masked_scatter(k: KernelBuilder, self: TensorSpec, mask: TensorSpec, source:
     with k.items(("all", 1), steps=made.numel):
         k.add(f"{k.index_type} taken = 0;")
         with nest(k, *((place, k.size(size)) for place, size in zip(places, made.shape, strict=True))):
-            kept = k.read(self).at(*_broadcast(places, self.shape))
+            kept = k.read(self).at(*broadcast(places, self.shape))
             k.add(f"{k.compute_type(x.dtype)} value = {kept};")
-            with k.block(f"if ({k.read(mask).at(*_broadcast(places, mask.shape))})"):
+            with k.block(f"if ({k.read(mask).at(*broadcast(places, mask.shape))})"):
                 missing = f"taken >= {k.size(source.numel)}"
                 k.report(missing, INDEX_OUT_OF_RANGE)
                 if source.numel:
@@ -44,7 +38,7 @@ def masked_scatter_backward(k: KernelBuilder, grad_output: TensorSpec, mask: Ten
     with k.items(("all", 1), steps=made.numel + grad_output.numel):
         k.add(f"{k.index_type} taken = 0;")
         with nest(k, *((place, k.size(size)) for place, size in zip(places, grad_output.shape, strict=True))):
-            chosen = k.read(mask).at(*_broadcast(places, mask.shape))
+            chosen = k.read(mask).at(*broadcast(places, mask.shape))
             with k.block(f"if ({chosen} && taken < {k.size(made.numel)})"):
                 k.store(unflattened(k, "taken", made.shape), grad.at(*places))
                 k.add("taken++;")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kagent_core.codegen.arguments import spread
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.specs import TensorSpec
 from kagent_core.specs.tiles import GREATEST
@@ -46,11 +47,8 @@ class Window:
         inverted: bool = False,
     ) -> Window:
         """Return it, given PyTorch's arguments, in which one number may stand for all dimensions."""
-
-        def each(values: Sequence[int]) -> tuple[int, ...]:
-            return tuple(values) * len(size) if len(values) == 1 else tuple(values)
-
-        return Window(size, each(stride), each(padding), each(dilation), groups, inverted)
+        steps, pads, apart = (spread(values, len(size)) for values in (stride, padding, dilation))
+        return Window(size, steps, pads, apart, groups, inverted)
 
     def place(self, k: KernelBuilder, n: int, at: str, tap: str, size: int) -> tuple[str, str]:
         """Return where a tap of the kernel reads along dimension `n`, and when that is inside; ``""`` for always."""

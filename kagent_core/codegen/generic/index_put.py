@@ -10,7 +10,7 @@ import torch
 from kagent_core.codegen.generic.block_placing import write_placing
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import names, unflattened
+from kagent_core.codegen.generic.loops import broadcast, names, unflattened
 from kagent_core.codegen.generic.placing import Placing
 from kagent_core.specs import OpCall, TensorSpec
 
@@ -45,12 +45,12 @@ def index_put(
 
     def locate(s: str) -> list[str]:
         at = list(steps(s).values())
-        return [k.read(index).at(*_aligned(at, index.shape)) for index in indexed.values()]
+        return [k.read(index).at(*broadcast(at, index.shape)) for index in indexed.values()]
 
     def value(s: str) -> str:
         at = steps(s)
         place = [at.get(name, name) for name in _value_place(self, indexed, sources)]
-        return given.at(*_aligned(place, values.shape))
+        return given.at(*broadcast(place, values.shape))
 
     placing = Placing(
         self=self,
@@ -88,9 +88,3 @@ def _value_place(self: TensorSpec, indexed: dict[int, TensorSpec], loops: list[s
     before = [f"d{d}" for d in range(len(self.shape)) if d not in indexed and (together and d < positions[0])]
     after = [f"d{d}" for d in range(len(self.shape)) if d not in indexed and not (together and d < positions[0])]
     return [*before, *loops, *after]
-
-
-def _aligned(places: Sequence[str], shape: Sequence[int]) -> list[str]:
-    """Return the index into something that is broadcast: its last dimensions are the last ones."""
-    last = places[len(places) - len(shape) :]
-    return ["0" if size == 1 else place for place, size in zip(last, shape, strict=True)]

@@ -45,6 +45,20 @@ def unflattened(k: KernelBuilder, flat: str, shape: Sequence[int]) -> list[str]:
     return places
 
 
+def flattened(k: KernelBuilder, places: Sequence[str], shape: Sequence[int]) -> str:
+    """Return the number, in row-major order, of an element whose index is given."""
+    flat = places[0]
+    for place, size in zip(places[1:], shape[1:], strict=True):
+        flat = f"({flat}) * {k.size(size)} + {place}"
+    return flat
+
+
+def broadcast(places: Sequence[str], shape: Sequence[int]) -> list[str]:
+    """Return the index into something that is broadcast: its last dimensions are the last ones."""
+    last = places[len(places) - len(shape) :]
+    return ["0" if size == 1 else place for place, size in zip(last, shape, strict=True)]
+
+
 class Rows:
     """The rows of a tensor along one dimension, each of which one work-item has to itself.
 

@@ -6,37 +6,28 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from kagent_core.codegen.arguments import pooled_dims
 from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
 from kagent_core.codegen.dtypes import FLOATS
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.core import GENERIC
-from kagent_core.codegen.generic.loops import names, nest
+from kagent_core.codegen.generic.loops import flattened, names, nest
 from kagent_core.codegen.generic.windows import Window, elements, parts
 from kagent_core.specs import TensorSpec
 
 
-@GENERIC.kernel("aten::max_pool2d_with_indices")
-def max_pool2d(k: KernelBuilder, self: TensorSpec, **window: Any) -> None:
-    """Write the greatest element of each window, and where it is."""
-    _max_pool(k, self, 2, **window)
-
-
-@GENERIC.kernel("aten::max_pool3d_with_indices")
-def max_pool3d(k: KernelBuilder, self: TensorSpec, **window: Any) -> None:
-    """Write the greatest element of each window, and where it is."""
-    _max_pool(k, self, 3, **window)
-
-
-def _max_pool(
+@GENERIC.kernel("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
+def max_pool(
     k: KernelBuilder,
     self: TensorSpec,
-    count: int,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
 ) -> None:
+    """Write the greatest element of each window, and where it is."""
+    count = pooled_dims(k.call)
     window = Window.of(count, kernel_size, stride, padding, dilation)
     axes, lead, spatial = elements(k.call.outputs[0], count, "o")
     with k.items(*axes, steps=math.prod(window.size)):
@@ -52,20 +43,10 @@ def _max_pool(
         _greatest(k, self, lead, spatial, [k.size(step) for step in window.dilation])
 
 
-@GENERIC.kernel("aten::adaptive_max_pool2d")
-def adaptive_max_pool2d(k: KernelBuilder, self: TensorSpec, output_size: Any) -> None:
+@GENERIC.kernel("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+def adaptive_max_pool(k: KernelBuilder, self: TensorSpec, output_size: Any) -> None:
     """Write the greatest element of each of the parts that the input is cut into, and where it is."""
-    _adaptive_max_pool(k, self, 2)
-
-
-@GENERIC.kernel("aten::adaptive_max_pool3d")
-def adaptive_max_pool3d(k: KernelBuilder, self: TensorSpec, output_size: Any) -> None:
-    """Write the greatest element of each of the parts that the input is cut into, and where it is."""
-    _adaptive_max_pool(k, self, 3)
-
-
-def _adaptive_max_pool(k: KernelBuilder, self: TensorSpec, count: int) -> None:
-    made = k.call.outputs[0]
+    made, count = k.call.outputs[0], pooled_dims(k.call)
     axes, lead, spatial = elements(made, count, "o")
     with k.items(*axes, steps=max(self.numel // max(made.numel, 1), 1)):
         parts(k, spatial, self.shape[-count:], made.shape[-count:])
@@ -77,61 +58,34 @@ def _greatest(
 ) -> None:
     """Write the greatest element between `begin` and `end`: the first of equal ones, the last NaN."""
     x, count = k.read(self), len(spatial)
-    k.fits(math.prod(self.shape[-count:]))
+    plane = self.shape[-count:]
+    k.fits(math.prod(plane))
     inner = names("w", count)
     kind = k.compute_type(x.dtype)
     k.add(f"{kind} best = {k.language.least(x.dtype)};")
-    k.add(f"i64 at = {_flat(k, self, names('begin', count))};")
+    k.add(f"i64 at = {flattened(k, names('begin', count), plane)};")
     with nest(k, *((w, f"end{d}", f"begin{d}", steps[d]) for d, w in enumerate(inner))):
         k.add(f"const {kind} value = {x.at(*lead, *inner)};")
         nan = " || value != value" if x.dtype in FLOATS else ""
-        k.add(f"if (value > best{nan}) {{ best = value; at = {_flat(k, self, inner)}; }}")
+        k.add(f"if (value > best{nan}) {{ best = value; at = {flattened(k, inner, plane)}; }}")
     k.store([*lead, *spatial], "best")
     k.store([*lead, *spatial], "at", 1)
 
 
-def _flat(k: KernelBuilder, spec: TensorSpec, spatial: Sequence[str]) -> str:
-    """Return the number of an element within its plane."""
-    text = spatial[0]
-    for name, size in zip(spatial[1:], spec.shape[len(spec.shape) - len(spatial) + 1 :], strict=True):
-        text = f"({text}) * {k.size(size)} + {name}"
-    return text
-
-
-@GENERIC.kernel("aten::max_pool2d_with_indices_backward")
-def max_pool2d_backward(
+@GENERIC.kernel(
+    "aten::max_pool2d_with_indices_backward",
+    "aten::max_pool3d_with_indices_backward",
+    "aten::adaptive_max_pool2d_backward",
+    "aten::adaptive_max_pool3d_backward",
+)
+def max_pool_backward(
     k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec, **window: Any
 ) -> None:
-    """Write the gradient of 2-d maxima: each goes to where its maximum came from."""
-    _max_backward(k, grad_output, indices, 2)
+    """Write the gradient of maxima: each goes to where its maximum came from.
 
-
-@GENERIC.kernel("aten::max_pool3d_with_indices_backward")
-def max_pool3d_backward(
-    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec, **window: Any
-) -> None:
-    """Write the gradient of 3-d maxima: each goes to where its maximum came from."""
-    _max_backward(k, grad_output, indices, 3)
-
-
-@GENERIC.kernel("aten::adaptive_max_pool2d_backward")
-def adaptive_max_pool2d_backward(
-    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec
-) -> None:
-    """Write the gradient of adaptive 2-d maxima."""
-    _max_backward(k, grad_output, indices, 2)
-
-
-@GENERIC.kernel("aten::adaptive_max_pool3d_backward")
-def adaptive_max_pool3d_backward(
-    k: KernelBuilder, grad_output: TensorSpec, self: TensorSpec, indices: TensorSpec
-) -> None:
-    """Write the gradient of adaptive 3-d maxima."""
-    _max_backward(k, grad_output, indices, 3)
-
-
-def _max_backward(k: KernelBuilder, grad_output: TensorSpec, indices: TensorSpec, count: int) -> None:
-    """Write a plane per work-item, and add to it in the order of the outputs, in the result's type, as ATen does."""
+    A work-item has a plane, and adds to it in the order of the outputs, in the result's type, as ATen does.
+    """
+    count = pooled_dims(k.call)
     grad, where, made = k.read(grad_output), k.read(indices), k.result()
     plane = made.spec.shape[-count:]
     lead, out, place = names("b", len(made.spec.shape) - count), names("o", count), names("p", count)

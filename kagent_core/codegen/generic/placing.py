@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from kagent_core.codegen.c_family import INDEX_OUT_OF_RANGE
 from kagent_core.codegen.dtypes import FLOATS, HALVES
-from kagent_core.codegen.generic.block_tiles import power_above
 from kagent_core.codegen.generic.builder import KernelBuilder
-from kagent_core.codegen.generic.loops import greater, nest, smaller
+from kagent_core.codegen.generic.loops import broadcast, flattened, greater, nest, smaller, unflattened
+from kagent_core.codegen.groups import power_above
 from kagent_core.specs import TensorSpec
 
 PIECES = 64
@@ -113,13 +113,9 @@ class Placing:
 
     def coordinates(self, k: KernelBuilder, axes: Axes, flat: str) -> list[str]:
         """Return statements that declare the variables of some axes, given the number of all their steps together."""
-        lines: list[str] = []
-        for d, (name, size) in enumerate(axes):
-            within = math.prod(n for _, n in axes[d + 1 :])
-            step = f"{flat} / {k.size(within)}" if within != 1 else flat
-            text = "0" if size == 1 else f"({step}) % {k.size(size)}" if d else step
-            lines.append(f"const {k.index_type} {name} = {text};")
-        return lines
+        sizes = [size for _, size in axes]
+        places = broadcast(unflattened(k, flat, sizes), sizes)
+        return [f"const {k.index_type} {name} = {place};" for (name, _), place in zip(axes, places, strict=True)]
 
     def source_place(self, k: KernelBuilder, source: str) -> str:
         """Write where a source goes, with a report where that is outside; return the condition that it is inside.
@@ -132,10 +128,8 @@ class Placing:
                 k.add(f"if ({name} < 0) {name} += {k.size(size)};")
         outside = " || ".join(f"{name} < 0 || {name} >= {k.size(size)}" for name, size in self.rows)
         k.report(outside, INDEX_OUT_OF_RANGE)
-        flat, *rest = (name for name, _ in self.rows)
-        for name, (_, size) in zip(rest, self.rows[1:], strict=True):
-            flat = f"({flat}) * {k.size(size)} + {name}"
-        k.add(f"const i64 at = {flat};")
+        names, sizes = zip(*self.rows, strict=True)
+        k.add(f"const i64 at = {flattened(k, names, sizes)};")
         return f"!({outside})"
 
     def first(self, k: KernelBuilder) -> str:

@@ -134,42 +134,24 @@ def _unlike(call: OpCall) -> str | None:
 
 
 @GENERIC.kernel("aten::searchsorted.Tensor")
+@GENERIC.kernel("aten::searchsorted.Scalar", accepts=_unlike)
 def searchsorted(
     k: KernelBuilder,
     sorted_sequence: TensorSpec,
-    self: TensorSpec,
+    self: TensorSpec | float,
     out_int32: bool,
     right: bool,
     side: str | None,
     sorter: TensorSpec | None,
 ) -> None:
-    """Write where each element belongs in its row of a sorted tensor."""
-    _search(k, sorted_sequence, self, right or side == "right", sorter)
-
-
-@GENERIC.kernel("aten::searchsorted.Scalar", accepts=_unlike)
-def searchsorted_scalar(
-    k: KernelBuilder,
-    sorted_sequence: TensorSpec,
-    self: float,
-    out_int32: bool,
-    right: bool,
-    side: str | None,
-    sorter: TensorSpec | None,
-) -> None:
-    """Write where a number belongs in a sorted tensor."""
+    """Write where each element belongs in its row of a sorted tensor, or where a number does."""
     _search(k, sorted_sequence, self, right or side == "right", sorter)
 
 
 @GENERIC.kernel("aten::bucketize.Tensor")
-def bucketize(k: KernelBuilder, self: TensorSpec, boundaries: TensorSpec, out_int32: bool, right: bool) -> None:
-    """Write between which boundaries each element lies."""
-    _search(k, boundaries, self, right, None)
-
-
 @GENERIC.kernel("aten::bucketize.Scalar", accepts=_unlike)
-def bucketize_scalar(k: KernelBuilder, self: float, boundaries: TensorSpec, out_int32: bool, right: bool) -> None:
-    """Write between which boundaries a number lies."""
+def bucketize(k: KernelBuilder, self: TensorSpec | float, boundaries: TensorSpec, out_int32: bool, right: bool) -> None:
+    """Write between which boundaries each element lies, or a number does."""
     _search(k, boundaries, self, right, None)
 
 

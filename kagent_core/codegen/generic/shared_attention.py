@@ -19,14 +19,13 @@ from kagent_core.codegen.generic.block_tiles import (
     line_of,
     no_more_than,
     pitch,
-    power_above,
 )
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.shared_tiles import place_thread
 from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.generic.staging import Copy, Registers, write_stages
 from kagent_core.codegen.generic.tiled import Operand
-from kagent_core.codegen.groups import THREAD
+from kagent_core.codegen.groups import THREAD, power_above
 
 if TYPE_CHECKING:
     from kagent_core.codegen.generic.attention import Heads
@@ -69,6 +68,15 @@ class AttentionTile:
     def threads(self) -> int:
         """Of a block."""
         return self.down * self.across
+
+    @property
+    def tall(self) -> int:
+        """Queries of a thread."""
+        return self.queries // self.down
+
+    def query(self, step: str) -> str:
+        """Return which query of a block one of a thread's is."""
+        return line_of(self.tall, "down", step, self.down)
 
     @property
     def width(self) -> int:
@@ -164,6 +172,63 @@ def rows_copy(
     return Copy(k, operand, "keys", memory, lines, depth, threads, first, end)
 
 
+def write_products(k: KernelBuilder, tile: AttentionTile, sums: Registers, held: str, tensor: Tensor) -> None:
+    """Write products of a block's queries with some keys: elements of the former are in shared memory, as `held`."""
+    copy = rows_copy(k, tensor, "stage", tile.keys, tile.key_depth, tile.threads, "j_first", "limit")
+    key = line_of(sums.wide, "across", "t", tile.across)
+
+    def multiply(begins: Sequence[str]) -> None:
+        row = f"{held}[({BEFORE} + p) * {pitch(tile.queries)} + {tile.query('t')}]"
+        sums.multiply(k, tile.key_depth, "s", row, f"{begins[0]}p * {pitch(tile.keys)} + {key}]")
+
+    write_stages(k, sums.kind, [copy], ("0", str(tensor.spec.shape[3])), multiply, tile.threads, BEFORE)
+
+
+def write_weighted(
+    k: KernelBuilder, tile: AttentionTile, sums: Registers, weights: str, tensor: Tensor, name: str
+) -> None:
+    """Write what adds some rows of a head, called `name`, by the weights that each query has for them."""
+    size, depth = tensor.spec.shape[3], tile.value_depth
+    operand = Operand(
+        Space((size,)),
+        Space((tensor.spec.shape[2],)),
+        lambda line, at: tensor.at("b", "h", *at, *line),
+        along_depth=tensor.spec.strides[2] < tensor.spec.strides[3],
+    )
+    copy = Copy(k, operand, name, "stage", tile.width, depth, tile.threads, "0", str(size))
+    element = line_of(tile.values, "across", "t", tile.across)
+
+    def multiply(begins: Sequence[str]) -> None:
+        row = f"{weights}[({BEFORE} + p) * {pitch(tile.queries)} + {tile.query('t')}]"
+        sums.multiply(k, depth, "s", row, f"{begins[0]}p * {pitch(tile.width)} + {element}]")
+
+    with k.block(""):
+        k.add(f"const {k.index_type} j_end = {k.least('limit', f'j_first + {tile.keys}')};")
+        write_stages(k, sums.kind, [copy], ("j_first", "j_end"), multiply, tile.threads, BEFORE)
+
+
+def write_mask(k: KernelBuilder, heads: Heads, end: str, query: str = "i", key: str = "j") -> None:
+    """Write what adds the mask to a score, and hides keys after the query and places that are not there.
+
+    Parameters
+    ----------
+    k
+        Where to.
+    heads
+        The operands.
+    end
+        Of what the block has as ``i``. What it goes over, ``j``, ends at ``limit``.
+    query, key
+        Which of the two is which.
+    """
+    hidden = k.language.least(heads.compute)
+    if heads.bias is not None:
+        bias = heads.bias.at(*("b", "h", query, key)[4 - len(heads.bias.spec.shape) :])
+        masked = f"{bias} ? value : {hidden}" if heads.bias.dtype == "bool" else f"value + {bias}"
+        k.add(f"if (i < {end} && j < limit) {{ value = {masked}; }}")
+    k.add(f"value = j >= limit{f' || {key} > {query}' if heads.causal else ''} ? {hidden} : value;")
+
+
 @dataclass(frozen=True)
 class _SharedAttention:
     """An attention and the pieces that it is cut into.
@@ -178,18 +243,9 @@ class _SharedAttention:
     tile: AttentionTile
 
     @property
-    def tall(self) -> int:
-        """Queries of a thread."""
-        return self.tile.queries // self.tile.down
-
-    @property
     def made(self) -> Registers:
         """What a thread's queries are made of."""
-        return Registers("made", self.heads.kind, self.heads.compute, self.tall, self.tile.values)
-
-    def query(self, step: str) -> str:
-        """Return which query of a block one of a thread's is."""
-        return line_of(self.tall, "down", step, self.tile.down)
+        return Registers("made", self.heads.kind, self.heads.compute, self.tile.tall, self.tile.values)
 
     def write(self) -> None:
         """Write the kernel."""
@@ -230,38 +286,19 @@ class _SharedAttention:
         """Write the scores of some keys, to ``weights``."""
         k, heads, tile = self.k, self.heads, self.tile
         wide = tile.keys // tile.across
-        score = Registers("score", heads.kind, heads.compute, self.tall, wide)
-        key = line_of(wide, "across", "t", tile.across)
-        size = heads.key.spec.shape[3]
+        score = Registers("score", heads.kind, heads.compute, tile.tall, wide)
         with k.block(""):
             score.declare(k)
-            copy = rows_copy(k, heads.key, "stage", tile.keys, tile.key_depth, tile.threads, "j_first", "limit")
-
-            def multiply(begins: Sequence[str]) -> None:
-                row = f"queries[({BEFORE} + p) * {pitch(tile.queries)} + {self.query('t')}]"
-                column = f"{begins[0]}p * {pitch(tile.keys)} + {key}]"
-                score.multiply(k, tile.key_depth, "s", row, column)
-
-            write_stages(k, heads.kind, [copy], ("0", str(size)), multiply, tile.threads, BEFORE)
-            with k.unrolled("r", self.tall), k.unrolled("c", wide):
+            write_products(k, tile, score, "queries", heads.key)
+            with k.unrolled("r", tile.tall), k.unrolled("c", wide):
                 k.add(
-                    f"const i32 own_query = {self.query('r')}, own_key = {line_of(wide, 'across', 'c', tile.across)};"
+                    f"const i32 own_query = {tile.query('r')}, own_key = {line_of(wide, 'across', 'c', tile.across)};"
                 )
                 k.add(f"const {k.index_type} i = i_first + own_query;", f"const {k.index_type} j = j_first + own_key;")
                 k.add(f"{heads.kind} value = {score.place('r', 'c')} * {heads.factor};")
-                self._mask()
+                write_mask(k, heads, k.size(heads.query.spec.shape[2]))
                 k.add(f"weights[own_key * {pitch(tile.queries)} + own_query] = value;")
         k.barrier()
-
-    def _mask(self) -> None:
-        """Write what adds the mask to a score, and hides keys after the query and places that are not there."""
-        k, heads = self.k, self.heads
-        hidden = k.language.least(heads.compute)
-        if heads.bias is not None:
-            own = heads.bias.at(*("b", "h", "i", "j")[4 - len(heads.bias.spec.shape) :])
-            masked = f"{own} ? value : {hidden}" if heads.bias.dtype == "bool" else f"value + {own}"
-            k.add(f"if (i < {k.size(heads.query.spec.shape[2])} && j < limit) {{ value = {masked}; }}")
-        k.add(f"value = j >= limit{' || j > i' if heads.causal else ''} ? {hidden} : value;")
 
     def _softmax(self) -> None:
         """Turn scores into weights relative to the largest score so far: some threads for each query."""
@@ -294,35 +331,19 @@ class _SharedAttention:
 
     def _values(self) -> None:
         """Write what adds values by their weights."""
-        k, heads, tile, made = self.k, self.heads, self.tile, self.made
-        spec = heads.value.spec
-        with k.unrolled("r", self.tall), k.unrolled("c", tile.values):
-            k.add(f"{made.place('r', 'c')} *= shrink[{self.query('r')}];")
-        operand = Operand(
-            Space((spec.shape[3],)),
-            Space((spec.shape[2],)),
-            lambda line, at: heads.value.at("b", "h", *at, *line),
-            along_depth=spec.strides[2] < spec.strides[3],
-        )
-        copy = Copy(k, operand, "values", "stage", tile.width, tile.value_depth, tile.threads, "0", str(spec.shape[3]))
-        element = line_of(tile.values, "across", "t", tile.across)
-
-        def multiply(begins: Sequence[str]) -> None:
-            row = f"weights[({BEFORE} + p) * {pitch(tile.queries)} + {self.query('t')}]"
-            made.multiply(k, tile.value_depth, "s", row, f"{begins[0]}p * {pitch(tile.width)} + {element}]")
-
-        with k.block(""):
-            k.add(f"const {k.index_type} j_end = {k.least('limit', f'j_first + {tile.keys}')};")
-            write_stages(k, heads.kind, [copy], ("j_first", "j_end"), multiply, tile.threads, BEFORE)
+        k, tile, made = self.k, self.tile, self.made
+        with k.unrolled("r", tile.tall), k.unrolled("c", tile.values):
+            k.add(f"{made.place('r', 'c')} *= shrink[{tile.query('r')}];")
+        write_weighted(k, tile, made, "weights", self.heads.value, "values")
 
     def _store(self) -> None:
         """Write what stores the results."""
         k, heads, tile = self.k, self.heads, self.tile
         end, depth = k.size(heads.query.spec.shape[2]), heads.value.spec.shape[3]
-        with k.unrolled("r", self.tall):
-            k.add(f"const {k.index_type} i = i_first + {self.query('r')};")
+        with k.unrolled("r", tile.tall):
+            k.add(f"const {k.index_type} i = i_first + {tile.query('r')};")
             with k.block(f"if (i < {end})"):
-                k.add(f"const {heads.kind} all = mass[{self.query('r')}], share = all == 0 ? 1 : all;")
+                k.add(f"const {heads.kind} all = mass[{tile.query('r')}], share = all == 0 ? 1 : all;")
                 with k.unrolled("c", tile.values):
                     k.add(f"const {k.index_type} e = {line_of(tile.values, 'across', 'c', tile.across)};")
                     with k.block(f"if (e < {depth})"):

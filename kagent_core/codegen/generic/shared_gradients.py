@@ -7,18 +7,24 @@ the queries for those of keys and values. Scores are computed again, and never l
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kagent_core.codegen.generic.block_tiles import line_of, pitch, power_above
+from kagent_core.codegen.generic.block_tiles import line_of, pitch
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
-from kagent_core.codegen.generic.shared_attention import BEFORE, KEYS, QUERIES, AttentionTile, rows_copy, tile_of
+from kagent_core.codegen.generic.shared_attention import (
+    KEYS,
+    QUERIES,
+    AttentionTile,
+    rows_copy,
+    tile_of,
+    write_mask,
+    write_products,
+    write_weighted,
+)
 from kagent_core.codegen.generic.shared_tiles import place_thread
-from kagent_core.codegen.generic.spaces import Space
-from kagent_core.codegen.generic.staging import Copy, Registers, write_stages
-from kagent_core.codegen.generic.tiled import Operand
-from kagent_core.codegen.groups import THREAD
+from kagent_core.codegen.generic.staging import Registers
+from kagent_core.codegen.groups import THREAD, power_above
 
 if TYPE_CHECKING:
     from kagent_core.codegen.generic.attention import Heads
@@ -92,18 +98,9 @@ class _Gradients:
         """The same of the others."""
         return (self.heads.key, self.heads.value) if self.of_queries else (self.heads.query, self.grad)
 
-    @property
-    def tall(self) -> int:
-        """Own rows of a thread."""
-        return self.tile.queries // self.tile.down
-
     def sums(self, name: str) -> Registers:
         """Return what a thread adds up for its own rows."""
-        return Registers(name, self.heads.kind, self.heads.compute, self.tall, self.tile.values)
-
-    def row(self, step: str) -> str:
-        """Return which of a block's rows one of a thread's is."""
-        return line_of(self.tall, "down", step, self.tile.down)
+        return Registers(name, self.heads.kind, self.heads.compute, self.tile.tall, self.tile.values)
 
     def write(self) -> None:
         """Write the loops."""
@@ -134,9 +131,9 @@ class _Gradients:
                 if not self.of_queries:
                     self._statistics("j_first", "limit", tile.keys)
                 self._slopes(end)
-                self._add("sums", "slopes", self.others[0])
+                write_weighted(k, tile, self.sums("sums"), "slopes", self.others[0], "others")
                 if not self.of_queries:
-                    self._add("value_sums", "shares", self.others[1])
+                    write_weighted(k, tile, self.sums("value_sums"), "shares", self.others[1], "others")
             self._store(end)
             k.barrier()
 
@@ -172,14 +169,17 @@ class _Gradients:
         wide = tile.keys // tile.across
         with k.block(""):
             for name, held, tensor in zip(("score", "slope"), ("held", "held_again"), self.others, strict=True):
-                self._products(Registers(name, heads.kind, heads.compute, self.tall, wide), held, tensor)
-            with k.unrolled("r", self.tall), k.unrolled("c", wide):
-                k.add(f"const i32 own_row = {self.row('r')};")
+                sums = Registers(name, heads.kind, heads.compute, tile.tall, wide)
+                sums.declare(k)
+                with k.block(""):
+                    write_products(k, tile, sums, held, tensor)
+            with k.unrolled("r", tile.tall), k.unrolled("c", wide):
+                k.add(f"const i32 own_row = {tile.query('r')};")
                 k.add(f"const i32 other_row = {line_of(wide, 'across', 'c', tile.across)};")
                 k.add(f"const {k.index_type} i = i_first + own_row;", f"const {k.index_type} j = j_first + other_row;")
                 place = f"r * {wide} + c" if wide > 1 else "r"
                 k.add(f"{heads.kind} value = score[{place}] * {heads.factor};")
-                self._mask(end)
+                write_mask(k, heads, end, *(("i", "j") if self.of_queries else ("j", "i")))
                 query, hidden = "own_row" if self.of_queries else "other_row", k.language.least(heads.compute)
                 exp = k.language.function("exp", heads.compute)
                 k.add(f"const {heads.kind} share = value == {hidden} ? 0 : {exp}(value - log[{query}]);")
@@ -189,59 +189,14 @@ class _Gradients:
                 k.add(f"slopes[{at}] = share * (slope[{place}] - delta[{query}]);")
         k.barrier()
 
-    def _products(self, sums: Registers, held: str, tensor: Tensor) -> None:
-        """Write products of own rows with some others."""
-        k, tile, size = self.k, self.tile, tensor.spec.shape[3]
-        other = line_of(sums.wide, "across", "t", tile.across)
-        copy = rows_copy(k, tensor, "stage", tile.keys, tile.key_depth, tile.threads, "j_first", "limit")
-
-        def multiply(begins: Sequence[str]) -> None:
-            row = f"{held}[({BEFORE} + p) * {pitch(tile.queries)} + {self.row('t')}]"
-            sums.multiply(k, tile.key_depth, "s", row, f"{begins[0]}p * {pitch(tile.keys)} + {other}]")
-
-        sums.declare(k)
-        with k.block(""):
-            write_stages(k, sums.kind, [copy], ("0", str(size)), multiply, tile.threads, BEFORE)
-
-    def _mask(self, end: str) -> None:
-        """Write what adds the mask to a score, and hides keys after the query and places that are not there."""
-        k, heads = self.k, self.heads
-        query, key = ("i", "j") if self.of_queries else ("j", "i")
-        hidden = k.language.least(heads.compute)
-        if heads.bias is not None:
-            bias = heads.bias.at(*("b", "h", query, key)[4 - len(heads.bias.spec.shape) :])
-            masked = f"{bias} ? value : {hidden}" if heads.bias.dtype == "bool" else f"value + {bias}"
-            k.add(f"if (i < {end} && j < limit) {{ value = {masked}; }}")
-        k.add(f"value = j >= limit{f' || {key} > {query}' if heads.causal else ''} ? {hidden} : value;")
-
-    def _add(self, name: str, weights: str, tensor: Tensor) -> None:
-        """Write what adds others by weights."""
-        k, tile, spec, sums = self.k, self.tile, tensor.spec, self.sums(name)
-        operand = Operand(
-            Space((spec.shape[3],)),
-            Space((spec.shape[2],)),
-            lambda line, at: tensor.at("b", "h", *at, *line),
-            along_depth=spec.strides[2] < spec.strides[3],
-        )
-        copy = Copy(k, operand, "others", "stage", tile.width, tile.value_depth, tile.threads, "0", str(spec.shape[3]))
-        element = line_of(tile.values, "across", "t", tile.across)
-
-        def multiply(begins: Sequence[str]) -> None:
-            row = f"{weights}[({BEFORE} + p) * {pitch(tile.queries)} + {self.row('t')}]"
-            sums.multiply(k, tile.value_depth, "s", row, f"{begins[0]}p * {pitch(tile.width)} + {element}]")
-
-        with k.block(""):
-            k.add(f"const {k.index_type} j_end = {k.least('limit', f'j_first + {tile.keys}')};")
-            write_stages(k, sums.kind, [copy], ("j_first", "j_end"), multiply, tile.threads, BEFORE)
-
     def _store(self, end: str) -> None:
         """Write what stores the gradients of own rows."""
         k, tile, heads = self.k, self.tile, self.heads
         results = (
             [("sums", 0, heads.factor)] if self.of_queries else [("sums", 1, heads.factor), ("value_sums", 2, "1")]
         )
-        with k.unrolled("r", self.tall):
-            k.add(f"const {k.index_type} i = i_first + {self.row('r')};")
+        with k.unrolled("r", tile.tall):
+            k.add(f"const {k.index_type} i = i_first + {tile.query('r')};")
             with k.block(f"if (i < {end})"), k.unrolled("c", tile.values):
                 k.add(f"const {k.index_type} e = {line_of(tile.values, 'across', 'c', tile.across)};")
                 for name, number, factor in results:

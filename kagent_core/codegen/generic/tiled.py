@@ -139,16 +139,22 @@ def _copy_columns(k: KernelBuilder, columns: Operand, width: int) -> None:
     place = f"panel[(p - p_first) * {width} + j - j_first]"
     with k.block(f"if (j_end - j_first < {width})"), k.loop("t", f"(p_end - p_first) * {width}", simd=True):
         k.add("panel[t] = 0;")
-    if columns.along_depth:
-        with k.loop("j", "j_end", "j_first"):
-            own = columns.lines.coordinates(k, "j")
-            with columns.depth.segments(k, "p", "p_first", "p_end") as segment, segment.steps() as along:
-                k.add(f"{place} = {columns.value(own, along)};")
+    _copy(k, columns, "j", ("j_first", "j_end"), place)
+
+
+def _copy(k: KernelBuilder, operand: Operand, line: str, bounds: tuple[str, str], place: str) -> None:
+    """Copy a stretch of the depth of some lines: what lies next to each other in memory follows each other."""
+    first, end = bounds
+    if operand.along_depth:
+        with k.loop(line, end, first):
+            own = operand.lines.coordinates(k, line)
+            with operand.depth.segments(k, "p", "p_first", "p_end") as segment, segment.steps() as along:
+                k.add(f"{place} = {operand.value(own, along)};")
         return
-    with columns.lines.segments(k, "j", "j_first", "j_end") as segment, k.loop("p", "p_end", "p_first"):
-        depth = columns.depth.coordinates(k, "p")
-        with segment.steps() as line:
-            k.add(f"{place} = {columns.value(line, depth)};")
+    with operand.lines.segments(k, line, first, end) as segment, k.loop("p", "p_end", "p_first"):
+        depth = operand.depth.coordinates(k, "p")
+        with segment.steps() as lines:
+            k.add(f"{place} = {operand.value(lines, depth)};")
 
 
 def _place_steps(k: KernelBuilder, rows: Operand) -> None:
@@ -201,16 +207,7 @@ def _copy_rows(k: KernelBuilder, product: Product, height: int) -> None:
         with k.loop("line", "line_end", "i"), k.loop("p", "p_end", "p_first", simd=True):
             k.add(f"{place} = {rows.places.value('line', 'steps[p - p_first]')};")
         return
-    if rows.along_depth:
-        with k.loop("line", "line_end", "i"):
-            own = rows.lines.coordinates(k, "line")
-            with rows.depth.segments(k, "p", "p_first", "p_end") as segment, segment.steps() as along:
-                k.add(f"{place} = {rows.value(own, along)};")
-        return
-    with rows.lines.segments(k, "line", "i", "line_end") as segment, k.loop("p", "p_end", "p_first"):
-        depth = rows.depth.coordinates(k, "p")
-        with segment.steps() as line:
-            k.add(f"{place} = {rows.value(line, depth)};")
+    _copy(k, rows, "line", ("i", "line_end"), place)
 
 
 @dataclass(frozen=True)

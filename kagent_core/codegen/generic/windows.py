@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kagent_core.codegen.arguments import spread
 from kagent_core.codegen.generic.builder import KernelBuilder
 from kagent_core.codegen.generic.loops import names
 from kagent_core.specs import TensorSpec
@@ -23,12 +24,7 @@ class Window:
     @classmethod
     def of(cls, count: int, size: Any, stride: Any, padding: Any, dilation: Any = 1) -> Window:
         """Return the window that ATen's arguments say: one number stands for all dimensions, no stride for the size."""
-        return cls(*(_each(v, count) for v in (size, stride or size, padding, dilation)))
-
-
-def _each(value: Any, count: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * count if len(values) == 1 else values
+        return cls(*(spread(v, count) for v in (size, stride or size, padding, dilation)))
 
 
 def elements(spec: TensorSpec, count: int, place: str) -> tuple[list[tuple[str, int]], list[str], list[str]]:

@@ -12,8 +12,7 @@ from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import LoopNest, Store
 from kagent_core.codegen.loops.form import by_stride
 from kagent_core.codegen.loops.reducing import Reducing, parts_of
-from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator, chunked
-from kagent_core.codegen.loops.states import is_compound
+from kagent_core.codegen.loops.reductions import LANES, Accumulator
 from kagent_core.codegen.reduced import COLUMNS
 from kagent_core.codegen.writer import loads_of
 
@@ -85,16 +84,6 @@ class Columns(Reducing):
     def _lanes(self) -> str:
         name = self.lane.name
         return f"for ({self.language.index_type} {name} = {name}_0; {name} < {name}_end; {name}++) {{"
-
-    def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
-        axes = self.inner_order(all_axes)
-        shared = self._shared if self._shared in axes else None
-        plain = [node for node in nodes if not is_compound(node)]
-        if plain:
-            self._write_plain(axes, plain, shared, chunked(axes, CHUNK))
-        compounds = [node for node in nodes if is_compound(node)]
-        if compounds:
-            self.write_compounds(axes, compounds, shared, CHUNK)
 
     def _write_plain(
         self, axes: Sequence[Axis], nodes: Sequence[Expr], shared: Axis | None, cut: tuple[int, int] | None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kagent_core.codegen.groups import THREAD
+from kagent_core.codegen.groups import ENOUGH_ITEMS, THREAD, power_above
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import LoopNest
 from kagent_core.codegen.loops.columns import column_axis
@@ -21,9 +21,6 @@ find theirs there, and threads that share them would have next to nothing to do.
 STEPS = 8
 """Elements of a row that a thread has at least before more threads share the row: what it does for each is cheap beside
 putting the threads' values together."""
-
-ENOUGH_ITEMS = 1 << 16
-"""Work-items that keep even a large device busy."""
 
 COLUMNS_TOGETHER = 32
 """Neighbouring columns of a block: as many as a sub-group often has threads, which then read one line of memory."""
@@ -104,30 +101,19 @@ def group_layout(nest: LoopNest, passes: Sequence[tuple[tuple[Axis, ...], object
 def _along(nest: LoopNest, length: int, threads: int) -> GroupLayout:
     """Deal out a row's neighbouring elements to neighbouring threads; short rows share a block."""
     rows = math.prod(axis.extent for axis in nest.outer)
-    parts = min(max(power_of_two(-(-length // STEPS)), SHORT_ROW), threads)
+    parts = min(max(power_above(-(-length // STEPS)), SHORT_ROW), threads)
     while parts < threads and parts < length and rows * parts < ENOUGH_ITEMS:
         parts *= 2
     if not nest.outer or parts == threads:
         return GroupLayout(threads)
     axis = max(nest.outer, key=lambda axis: axis.extent)
-    slots = min(threads // parts, power_of_two(axis.extent))
+    slots = min(threads // parts, power_above(axis.extent))
     return GroupLayout(threads // slots, slots, axis) if slots > 1 else GroupLayout(threads)
 
 
 def _across(column: Axis, rows: int, threads: int) -> GroupLayout:
     """Deal out neighbouring columns to neighbouring threads, and each column's elements to several of them."""
-    slots = min(COLUMNS_TOGETHER, power_of_two(column.extent), threads // 2)
+    slots = min(COLUMNS_TOGETHER, power_above(column.extent), threads // 2)
     while slots > LEAST_TOGETHER and rows // slots * threads < ENOUGH_ITEMS:
         slots //= 2
     return GroupLayout(threads // slots, slots, column, across=True) if slots > 1 else GroupLayout(threads)
-
-
-def power_of_two(value: int) -> int:
-    """Return the least power of two that is no less than a number.
-
-    Examples
-    --------
-    >>> power_of_two(1), power_of_two(5), power_of_two(32)
-    (1, 8, 32)
-    """
-    return 1 << max(value - 1, 0).bit_length()

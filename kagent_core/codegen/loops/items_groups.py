@@ -16,11 +16,11 @@ from kagent_core.codegen.groups import THREAD
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import KernelSource, LoopNest, Store
 from kagent_core.codegen.loops.form import by_stride
-from kagent_core.codegen.loops.group_kept import KEPT_STEPS, at_every_step, values_to_keep
 from kagent_core.codegen.loops.group_layout import PART, SLOT, GroupLayout, group_layout
 from kagent_core.codegen.loops.group_trees import DISTANCE, PartialState, PartialValue, Trees
 from kagent_core.codegen.loops.items_form import OnItems
 from kagent_core.codegen.loops.items_lanes import LaneAccumulator, holds_rows_of, lane_accumulators
+from kagent_core.codegen.loops.kept import KEPT_STEPS, KEPT_VALUES, at_every_step, is_read_or_costly, values_to_keep
 from kagent_core.codegen.loops.reductions import CHUNK, Accumulator
 from kagent_core.codegen.loops.rows import Rows
 from kagent_core.codegen.loops.states import RunningState, is_compound, within_block
@@ -242,7 +242,7 @@ class GroupRows(OnItems, Rows):
         values = [values for values in steps if values is not None]
         values.append([store.value for store in self.full_stores])
         kept: dict[int, tuple[str, Expr]] = {}
-        for node in values_to_keep(values, elements):
+        for node in values_to_keep(values, is_read_or_costly)[: KEPT_VALUES // elements]:
             name = self.statements.fresh_name("kept")
             with self._in_lanes(axes):
                 self.text.add(f"{self.statements.kind_of(node)} {name}[{self._turns(axes)}];")

@@ -12,8 +12,8 @@ from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis
 from kagent_core.codegen.kernel import LoopNest
 from kagent_core.codegen.loops.form import Form, by_stride
-from kagent_core.codegen.loops.reductions import EXTREMES, PARTS, Accumulator, chunked, passes
-from kagent_core.codegen.loops.states import RunningState, parts_by_state, scope, within_block
+from kagent_core.codegen.loops.reductions import CHUNK, EXTREMES, PARTS, Accumulator, chunked, passes
+from kagent_core.codegen.loops.states import RunningState, is_compound, parts_by_state, scope, within_block
 from kagent_core.codegen.text import bare
 
 FEW_ROWS = 16
@@ -23,6 +23,9 @@ FEW_ROWS = 16
 class Reducing(Form):
     """What rows and columns have in common."""
 
+    chunk = CHUNK
+    """Most elements that are summed up in their own type."""
+
     def __init__(self, nest: LoopNest, language: CFamily) -> None:
         super().__init__(nest, language)
         stores = self.nest.stores
@@ -30,6 +33,7 @@ class Reducing(Form):
         of_rows = [node for node in walk(*values) if node.op == "reduce" and not node.payload.in_block]
         self.passes = list(passes(of_rows))
         self._parts = parts_by_state(*values)
+        self._shared: Axis | None = None
         self.row_stores = [store for store in stores if store.per_row]
         self.full_stores = [store for store in stores if not store.per_row]
 
@@ -51,6 +55,23 @@ class Reducing(Form):
         if rows >= FEW_ROWS or lanes * math.prod(axis.extent for axis in inner) < 2 * GRAIN:
             return None
         return max(inner, key=lambda axis: axis.extent)
+
+    def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
+        """Write one pass with its reductions, in chunks of `chunk` elements."""
+        axes = self.inner_order(all_axes)
+        shared = self._shared if self._shared in axes else None
+        plain = [node for node in nodes if not is_compound(node)]
+        if plain:
+            self._write_plain(axes, plain, shared, chunked(axes, self.chunk))
+        compounds = [node for node in nodes if is_compound(node)]
+        if compounds:
+            self.write_compounds(axes, compounds, shared, self.chunk)
+
+    @abstractmethod
+    def _write_plain(
+        self, axes: Sequence[Axis], nodes: Sequence[Expr], shared: Axis | None, cut: tuple[int, int] | None
+    ) -> None:
+        """Write a pass with reductions that are not compound."""
 
     def inner_order(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         """Return loop variables in the order in which the loads walk memory."""

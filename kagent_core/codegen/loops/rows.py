@@ -10,10 +10,10 @@ from kagent_core.codegen.expressions import Expr, walk
 from kagent_core.codegen.indices import Axis, Index
 from kagent_core.codegen.kernel import Store
 from kagent_core.codegen.loops.form import by_stride
+from kagent_core.codegen.loops.kept import is_costly, values_to_keep
 from kagent_core.codegen.loops.reducing import Reducing, parts_of
-from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator, chunked
+from kagent_core.codegen.loops.reductions import CHUNK, LANES, Accumulator
 from kagent_core.codegen.loops.states import is_compound, within_block
-from kagent_core.codegen.primitives import PRIMITIVES
 
 ROW_CHUNK = LANES * CHUNK
 """Elements of a row that are summed up in their own type: each lane of a vector takes its share."""
@@ -36,15 +36,14 @@ BLOCK_ELEMENTS = 512
 WIDE_LANES, LANES_OF_MOST = 16, 8
 """Values of a wide vector, and of one that most processors have."""
 
-KEPT_COST = 8
-"""What a value costs at least to be kept."""
-
 
 class Rows(Reducing):
     """Every row goes through its passes while it is in cache.
 
     Short rows do so some at a time: what a pass finds of a row takes a while to be known, and other rows need not wait.
     """
+
+    chunk = ROW_CHUNK
 
     def write(self) -> None:
         """Write the function's body."""
@@ -135,16 +134,6 @@ class Rows(Reducing):
             length = math.prod(axis.extent for axis in inner)
             if length % WIDE_LANES and length % LANES_OF_MOST == 0:
                 self._simd = f" simdlen({LANES_OF_MOST})"
-
-    def _write_pass(self, all_axes: tuple[Axis, ...], nodes: Sequence[Expr]) -> None:
-        axes = self.inner_order(all_axes)
-        shared = self._shared if self._shared in axes else None
-        plain = [node for node in nodes if not is_compound(node)]
-        if plain:
-            self._write_plain(axes, plain, shared, chunked(axes, ROW_CHUNK))
-        compounds = [node for node in nodes if is_compound(node)]
-        if compounds:
-            self.write_compounds(axes, compounds, shared, ROW_CHUNK)
 
     def _write_plain(
         self,
@@ -266,21 +255,7 @@ class Rows(Reducing):
         """Return the largest costly expressions that several passes compute at every step."""
         roots = [self._taken_at_steps(nodes) for axes, nodes in self.passes if axes == self.nest.inner]
         roots.append([store.value for store in self.full_stores])
-        computed = [{node.number: node for node in walk(*values, into_reductions=False)} for values in roots]
-        found: dict[int, Expr] = {}
-        for number, nodes in enumerate(computed):
-            later = {key for others in computed[number + 1 :] for key in others}
-            costly = [
-                node
-                for key, node in nodes.items()
-                if key in later
-                and node.axes.intersection(self.nest.inner)
-                and node.op != "reduce"
-                and _cost_per_step(node, found) >= KEPT_COST
-            ]
-            inside = {n.number for node in costly for n in walk(node, into_reductions=False) if n is not node}
-            found.update((node.number, node) for node in costly if node.number not in inside)
-        return list(found.values())
+        return values_to_keep(roots, is_costly)
 
     def _taken_at_steps(self, nodes: Sequence[Expr]) -> list[Expr]:
         """Return what reductions compute at every step of the loops."""
@@ -319,10 +294,3 @@ class Rows(Reducing):
 
 def _in_block(axis: Axis) -> str:
     return f"{axis.name} - {axis.name}_0"
-
-
-def _cost_per_step(node: Expr, kept: Mapping[int, Expr]) -> int:
-    """Return what a value costs at each step of the inner loops, where some values are kept already."""
-    free = {n.number for other in kept.values() for n in walk(other, into_reductions=False)}
-    steps = (n for n in walk(node, into_reductions=False) if any(axis.reduced for axis in n.axes))
-    return sum(PRIMITIVES[n.op].cost for n in steps if n.op in PRIMITIVES and n.number not in free)

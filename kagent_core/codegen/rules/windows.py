@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import or_
 from typing import Any
 
-from kagent_core.codegen.arguments import full_arguments
+from kagent_core.codegen.arguments import full_arguments, pooled_dims, spread
 from kagent_core.codegen.dtypes import FLOATS, INTEGERS, NBITS, UNSIGNED, compute_dtype
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.indices import Index, flatten
@@ -20,12 +20,6 @@ from kagent_core.specs import OpCall
 
 LARGEST_WINDOW = 32
 """Elements of a window that is written out."""
-
-
-def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Return one number per dimension; one alone is for all."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * count if len(values) == 1 else values
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ def _too_large(call: OpCall) -> str | None:
             return "no windows"
         count = math.prod(_longest(size, out) for size, out in zip(spatial, arguments["output_size"], strict=True))
     else:
-        dims = int(call.signature.partition("pool")[2][0])
+        dims = pooled_dims(call)
         count = math.prod(spread(arguments["kernel_size"], dims))
     if count > LARGEST_WINDOW:
         return f"windows of {count} elements, more than {LARGEST_WINDOW}"
@@ -118,11 +112,11 @@ def _numbers(call: OpCall) -> str | None:
 
 
 def _strided(
-    index: Sequence[Index], shape: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+    index: Sequence[Index], shape: Sequence[int], kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1
 ) -> list[Window]:
     """Return the windows of a pooling operator at an index of the spatial dimensions."""
     n = len(index)
-    kernel = spread(kernel, n)
+    kernel = spread(kernel_size, n)
     each = zip(index, shape, kernel, spread(stride or kernel, n), spread(padding, n), spread(dilation, n), strict=True)
     return [Window(part * step - pad, length, apart, size) for part, size, length, step, pad, apart in each]
 
@@ -216,34 +210,11 @@ def adaptive_avg_pool(k: Lowering, self: Operand, output_size: Sequence[int]) ->
 # -- maxima
 
 
-def _max_pool(
-    k: Lowering,
-    self: Operand,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    *,
-    dims: int,
-) -> tuple[At, At]:
-    def windows(index: Indices) -> list[Window]:
-        return _strided(index[-dims:], self.shape[-dims:], kernel_size, stride, padding, dilation)
-
-    return _largest(k, self, windows, dims)
+def _max_pool(k: Lowering, self: Operand, ceil_mode: bool, *, dims: int, **window: Any) -> tuple[At, At]:
+    return _largest(k, self, lambda index: _strided(index[-dims:], self.shape[-dims:], **window), dims)
 
 
-def _max_pool_values(
-    k: Lowering,
-    self: Operand,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    *,
-    dims: int,
-) -> At:
+def _max_pool_values(k: Lowering, self: Operand, ceil_mode: bool, *, dims: int, **window: Any) -> At:
     """Write the greatest elements of windows, without where they are: compilers make vectors of that."""
     least = k.constant(_least(compute_dtype(self.dtype)), compute_dtype(self.dtype))
 
@@ -251,7 +222,7 @@ def _max_pool_values(
         return self.at((*batch, *place)).compute()
 
     def at(index: Indices) -> Element:
-        windows = _strided(index[-dims:], self.shape[-dims:], kernel_size, stride, padding, dilation)
+        windows = _strided(index[-dims:], self.shape[-dims:], **window)
         windows = [window.repeated() if window.step == 1 else window for window in windows]
         values = [
             padded(k, inside, functools.partial(element, index[:-dims], place), least)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from kagent_core.testing.conformance.case import CannotRunError, Case, Ran, Targ
 from kagent_core.testing.conformance.checks import Checks
 from kagent_core.testing.conformance.compared import assert_bytes, noise
 from kagent_core.testing.conformance.opened import Opened, opened
+from kagent_core.testing.conformance.threads import in_threads
 
 checks = Checks(0)
 
@@ -328,25 +328,15 @@ def shapes_that_do_not_fit_are_refused(device: str) -> None:
 def several_threads_run_programs_at_once(device: str, threads: int, calls: int) -> Ran:
     """One program, each thread with inputs of its own."""
     inputs = [[torch.randn(6, 6) for _ in range(3)] for _ in range(threads)]
-    wrong: list[BaseException] = []
     with opened(device) as opening:
         compiled = opening.compile(program, *inputs[0])
         want = [program(*given) for given in inputs]
 
         def work(number: int) -> None:
-            try:
-                for _ in range(calls):
-                    assert_same(tuple(compiled(inputs[number])), want[number], f"thread {number}")
-            except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
-                wrong.append(error)
+            for _ in range(calls):
+                assert_same(tuple(compiled(inputs[number])), want[number], f"thread {number}")
 
-        running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        if wrong:
-            raise wrong[0]
+        in_threads(work, threads)
         return opening.ran()
 
 

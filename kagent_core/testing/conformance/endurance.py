@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from kagent_core.testing.compare import assert_same
 from kagent_core.testing.conformance.case import CannotRunError, Case, Ran, Target
 from kagent_core.testing.conformance.checks import Checks
 from kagent_core.testing.conformance.opened import METHODS, PREPARED, InjectedFaultError, Opened, opened
+from kagent_core.testing.conformance.threads import in_threads
 
 checks = Checks(5)
 
@@ -246,25 +246,6 @@ def give_up(compiled: Any) -> None:
     """Close a program's plans, so that their memory goes back."""
     for plan in compiled.plans():
         plan.close()
-
-
-def in_threads(work: Callable[[int], None], count: int) -> None:
-    """Call a function in several threads at once, and raise what one of them raises."""
-    wrong: list[BaseException] = []
-
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:  # noqa: BLE001  raised again below
-            wrong.append(error)
-
-    running = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if wrong:
-        raise wrong[0]
 
 
 class Growth:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kagent_core
-from kagent_core.codegen.generic.block_cumulative import MOST_THREADS, PER_THREAD
+from kagent_core.codegen.generic.block_cumulative import MOST_THREADS
+from kagent_core.codegen.generic.block_scans import PER_THREAD
 from kagent_core.codegen.generic.block_sorting import MOST
 from kagent_core.codegen.groups import WorkGroups
 from kagent_core.config import load_config

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kagent_core.tune.agent import tune
 from kagent_opencl.clblast import Matrix, QueueFunction, _library, refusal
 
 F32 = DType("float32", 4)
-r = torch.randn
+r = partial(torch.randn, generator=torch.Generator().manual_seed(0))  # the same numbers for every worker and run
 
 needs_clblast = pytest.mark.skipif(
     _library() is None, reason="CLBlast is not installed, and `make test` could not install it (libclblast1)"

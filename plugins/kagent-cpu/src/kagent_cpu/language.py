@@ -8,7 +8,7 @@ import functools
 from kagent_core.codegen.c_family import PREAMBLE_HELPERS, CFamily, is_plain_number
 from kagent_core.codegen.dtypes import compute_dtype
 from kagent_core.codegen.expressions import Expr
-from kagent_core.codegen.host_vectors import HostVectors
+from kagent_core.codegen.host_vectors import EXPONENTIAL, HostVectors
 from kagent_core.codegen.register_tiles import RegisterTiles
 from kagent_core.codegen.text import bare
 from kagent_core.native.machine import vector_nbytes, vector_registers
@@ -51,26 +51,20 @@ INLINE f32 erf_f32(f32 x) {
    lies in the lowest bits. A bound that is compared with as an integer costs no mask, and lets the NaN of c go on. */
 INLINE f32 exp_f32(f32 x) {
     f32 c = x < -104.0f ? -104.0f : x;
-    i32 bits = bits_f32_i32(fmaf(c, 1.44269504f, 12582912.0f)), last = bits_f32_i32(12582912.0f + 129.0f);
+    i32 bits = bits_f32_i32(fmaf(c, LOG2_E, 12582912.0f)), last = bits_f32_i32(12582912.0f + 129.0f);
     bits = bits < last ? bits : last;
     f32 n = bits_i32_f32(bits) - 12582912.0f;
-    f32 r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, c));
-    f32 p = fmaf(r, 0.0013814467f, 0.0083687808f);
-    p = fmaf(r, p, 0.041668393f); p = fmaf(r, p, 0.1666652f); p = fmaf(r, p, 0.49999994f);
-    p = fmaf(r, p, 1.0f); p = fmaf(r, p, 1.0f);
+    f32 r = EXP_REST(fmaf, , c, n), p = EXP_OF_REST(fmaf, , r);
     i32 k = bits - bits_f32_i32(12582912.0f), half = k >> 1;
     return p * bits_i32_f32((half + 127) << 23) * bits_i32_f32((k - half + 127) << 23);
 }
 /* 1 + exp(x), as sigmoid needs it: what is lost beside 1 may be 0, so that one step makes the power of 2 */
 INLINE f32 one_plus_exp_f32(f32 x) {
     f32 c = x < -87.0f ? -87.0f : x;
-    i32 bits = bits_f32_i32(fmaf(c, 1.44269504f, 12582912.0f + 126.0f)), last = bits_f32_i32(12582912.0f + 254.0f);
+    i32 bits = bits_f32_i32(fmaf(c, LOG2_E, 12582912.0f + 126.0f)), last = bits_f32_i32(12582912.0f + 254.0f);
     bits = bits < last ? bits : last;
     f32 n = bits_i32_f32(bits) - (12582912.0f + 126.0f);
-    f32 r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, c));
-    f32 p = fmaf(r, 0.0013814467f, 0.0083687808f);
-    p = fmaf(r, p, 0.041668393f); p = fmaf(r, p, 0.1666652f); p = fmaf(r, p, 0.49999994f);
-    p = fmaf(r, p, 1.0f); p = fmaf(r, p, 1.0f);
+    f32 r = EXP_REST(fmaf, , c, n), p = EXP_OF_REST(fmaf, , r);
     return fmaf(p + p, bits_i32_f32((i32)((u32)bits << 23)), 1.0f);
 }
 /* the greater one of x and a number, or NaN. Of two choices between floats in a row, as in a clamp, gcc makes seven
@@ -175,7 +169,8 @@ def _preamble() -> str:
     declared = [*(_declaration(name, 1) for name in _UNARY + _SCALAR_UNARY)]
     declared += [_declaration(name, 2) for name in _BINARY + _SCALAR_BINARY]
     declared += ["f64 fma(f64, f64, f64); f32 fmaf(f32, f32, f32); f64 ldexp(f64, int); f32 ldexpf(f32, int);"]
-    return "\n".join([_TYPES.strip(), *declared, PREAMBLE_HELPERS.strip(), _FUNCTIONS.strip(), _VECTORS.preamble(), ""])
+    helpers = [text.strip() for text in (PREAMBLE_HELPERS, EXPONENTIAL, _FUNCTIONS)]
+    return "\n".join([_TYPES.strip(), *declared, *helpers, _VECTORS.preamble(), ""])
 
 
 def _declaration(name: str, arity: int) -> str:

@@ -48,7 +48,7 @@ def clblast_kernels(info: DeviceInfo, config: Config) -> Iterator[KernelDescript
     if library is None:
         log.info("%s: CLBlast is not installed, so that no product uses it (Debian: libclblast1)", info.device)
         return
-    functions: dict[str, Callable[..., None]] = {"mm": mm, "addmm": addmm, "bmm": bmm, "baddbmm": baddbmm}
+    functions: dict[str, Callable[..., None]] = {"mm": mm, "bmm": mm, "addmm": addmm, "baddbmm": addmm}
     for name, function in functions.items():
         kernel = f"clblast_{name}"
         yield KernelDescriptor(
@@ -150,12 +150,7 @@ def _vector(added: TensorSpec, out: TensorSpec) -> int | None:
 
 
 def mm(library: ctypes.CDLL, queue: Any, self: PointerArg, mat2: PointerArg, out: PointerArg) -> None:
-    """Enqueue ``out = self @ mat2``."""
-    _multiply(library, queue, self, mat2, out, 1.0, 0.0)
-
-
-def bmm(library: ctypes.CDLL, queue: Any, self: PointerArg, mat2: PointerArg, out: PointerArg) -> None:
-    """Enqueue a product for each of many pairs of matrices."""
+    """Enqueue ``out = self @ mat2``, for one pair of matrices or for many."""
     _multiply(library, queue, self, mat2, out, 1.0, 0.0)
 
 
@@ -170,12 +165,29 @@ def addmm(
     beta: float = 1.0,
     alpha: float = 1.0,
 ) -> None:
-    """Enqueue ``out = beta * self + alpha * mat1 @ mat2``. With a `beta` of 0, `self` is not read: it may be NaN."""
+    """Enqueue ``out = beta * self + alpha * mat1 @ mat2``, for one pair of matrices or for many.
+
+    With a `beta` of 0, `self` is not read: it may be NaN.
+    """
     if beta == 0 or self.spec.shape == out.spec.shape:
-        _multiply_onto(library, queue, self, mat1, mat2, out, beta, alpha)
-        return
-    _multiply(library, queue, mat1, mat2, out, alpha, 0.0)
-    (rows, columns), step = out.spec.shape, _vector(self.spec, out.spec)
+        if beta != 0:
+            _copy(queue, self, out)
+        _multiply(library, queue, mat1, mat2, out, alpha, beta)
+    else:
+        _multiply(library, queue, mat1, mat2, out, alpha, 0.0)
+        _add_to_rows(library, queue, self, out, beta)
+
+
+def _copy(queue: Any, source: PointerArg, out: PointerArg) -> None:
+    import pyopencl as cl
+
+    begins, to = source.byte_offset, out.byte_offset
+    cl.enqueue_copy(queue, out.buffer, source.buffer, byte_count=out.nbytes, src_offset=begins, dst_offset=to)
+
+
+def _add_to_rows(library: ctypes.CDLL, queue: Any, vector: PointerArg, out: PointerArg, factor: float) -> None:
+    """Enqueue what adds a vector, times a factor, to every row of a matrix."""
+    (rows, columns), step = out.spec.shape, _vector(vector.spec, out.spec)
     result = Matrix.of(out.spec)
     assert step is not None
     assert result is not None
@@ -184,48 +196,9 @@ def addmm(
         library,
         "CLBlastSger",
         queue,
-        *(ctypes.c_int(_ROW_MAJOR), _size(rows), _size(columns), _number(beta)),
-        *(*_place(ones, 0), _size(1), *_at(self), _size(step), *_at(out), _size(result.leading)),
+        *(ctypes.c_int(_ROW_MAJOR), _size(rows), _size(columns), _number(factor)),
+        *(*_place(ones, 0), _size(1), *_at(vector), _size(step), *_at(out), _size(result.leading)),
     )
-
-
-def baddbmm(
-    library: ctypes.CDLL,
-    queue: Any,
-    self: PointerArg,
-    batch1: PointerArg,
-    batch2: PointerArg,
-    out: PointerArg,
-    *,
-    beta: float = 1.0,
-    alpha: float = 1.0,
-) -> None:
-    """Enqueue ``out = beta * self + alpha * batch1 @ batch2`` for each of many pairs of matrices."""
-    _multiply_onto(library, queue, self, batch1, batch2, out, beta, alpha)
-
-
-def _multiply_onto(
-    library: ctypes.CDLL,
-    queue: Any,
-    added: PointerArg,
-    a: PointerArg,
-    b: PointerArg,
-    out: PointerArg,
-    beta: float,
-    alpha: float,
-) -> None:
-    import pyopencl as cl
-
-    if beta != 0:
-        cl.enqueue_copy(
-            queue,
-            out.buffer,
-            added.buffer,
-            byte_count=out.nbytes,
-            src_offset=added.byte_offset,
-            dst_offset=out.byte_offset,
-        )
-    _multiply(library, queue, a, b, out, alpha, beta)
 
 
 def _multiply(
