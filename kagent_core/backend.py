@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta, ViewAndMutationMeta
 from torch._guards import TracingContext
@@ -41,12 +41,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Core ATen decompositions, but for operators that draw random numbers.
 
     Those stay whole, so that a device which runs PyTorch's own kernels draws the numbers that eager PyTorch draws.
+    Operators that are nothing but calls of others are not among them: dispatch takes those apart in any case, and to
+    list them, as `core_aten_decompositions` does, takes 70 ms of every start.
     """
     drawing = {
         torch.ops.aten.bernoulli.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
-    return {op: rule for op, rule in core_aten_decompositions().items() if op not in drawing}
+    core: dict[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
+    return {op: rule for op, rule in core.items() if op not in drawing}
 
 
 def kagent(

@@ -77,13 +77,16 @@ class FoldedGraph:
         run = self._runner(self._pick_watched(args))
         return self.run_whole(args) if run is None else run(self._pick_kept(args))
 
-    def _runner(self, parameters: Sequence[torch.Tensor]) -> GraphRunner | None:
+    def _runner(self, parameters: tuple[torch.Tensor, ...]) -> GraphRunner | None:
         """Return what runs the graph with the constants of some parameters; None while those keep changing."""
         with self._lock:
             known = self._latest
-            if known is None or not known.are_of(parameters):
+            if known is not None and known.are_as_before(parameters):
+                changed = known.written()
+            else:
                 known = self._latest = self._known_of(parameters)
-            if known.changed(parameters):
+                changed = known.changed(parameters)
+            if changed:
                 known.unchanged_calls = 0
                 known.changed_calls += 1
                 known.run = None
@@ -97,7 +100,7 @@ class FoldedGraph:
                 known.run = self._bind(self._computed(parameters))
             return known.run
 
-    def _known_of(self, parameters: Sequence[torch.Tensor]) -> _Constants:
+    def _known_of(self, parameters: tuple[torch.Tensor, ...]) -> _Constants:
         """Return what is known of some parameters, and make it the last to be given up."""
         key = tuple(map(id, parameters))
         known = self._known.get(key)
@@ -120,9 +123,10 @@ class FoldedGraph:
 class _Constants:
     """What was computed from some parameters, and how those were then."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], watch: MemoryWatch | None) -> None:
+    def __init__(self, parameters: tuple[torch.Tensor, ...], watch: MemoryWatch | None) -> None:
         self._watch = watch
-        self._references = [weakref.ref(parameter) for parameter in parameters]
+        self._gone: list[object] = []
+        self._references = [weakref.ref(parameter, self._gone.append) for parameter in parameters]
         # a tensor made under inference_mode has no version counter, and never gets one
         self._counted = [position for position, parameter in enumerate(parameters) if not parameter.is_inference()]
         self._found: list[bytes] = []
@@ -137,20 +141,31 @@ class _Constants:
 
     def is_alive(self) -> bool:
         """Whether all of the parameters still exist."""
-        return all(ref() is not None for ref in self._references)
+        return not self._gone
 
-    def changed(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def are_as_before(self, parameters: tuple[torch.Tensor, ...]) -> bool:
+        """Whether these are the parameters, and nothing about them is new but, perhaps, what lies in their memory."""
+        if self._same is not None:
+            return not self._gone and self._same.are(parameters)
+        return self.are_of(parameters) and self._state(parameters) == self._states
+
+    def changed(self, parameters: tuple[torch.Tensor, ...]) -> bool:
         """Whether anything about the parameters is new since the last time, and note how it is now."""
-        if self._state(parameters) != self._states:
-            self._look(parameters)
-            return True
+        if self.are_as_before(parameters):
+            return self.written()
+        self._look(parameters)
+        return True
+
+    def written(self) -> bool:
+        """Whether something else lies in the parameters' memory than the last time, and note what lies there now."""
         if self._memory is None:
             return False
         before, self._found = self._found, self._memory.compute()
         return before is not self._found and before != self._found
 
-    def _look(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._states = self._state(parameters)
+    def _look(self, parameters: tuple[torch.Tensor, ...]) -> None:
+        self._same = None if self._watch is None else self._watch.tensors(parameters)
+        self._states = self._state(parameters) if self._same is None else None
         # watched before constants are computed: what is written in between is noticed at the next call
         self._memory = None if self._watch is None else self._watch.table([*map(memory_of, parameters)])
         if self._memory is not None:
@@ -171,8 +186,8 @@ _address = torch.Tensor.data_ptr
 _strides = torch.Tensor.stride
 
 
-def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Return what takes the items at some positions out of a sequence."""
     if len(positions) > 1:
         return operator.itemgetter(*positions)
-    return lambda items: [items[position] for position in positions]
+    return lambda items: tuple(items[position] for position in positions)

@@ -318,7 +318,8 @@ def _is_decomposed(signature: str) -> bool:
     from kagent_core.backend import decompositions
     from kagent_core.capture.schemas import resolve_overload
 
-    return resolve_overload(signature) in decompositions()
+    overload = resolve_overload(signature)
+    return overload in decompositions() or overload._can_decompose()
 
 
 # -- for programs

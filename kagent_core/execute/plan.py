@@ -167,7 +167,6 @@ class ExecutionPlan:
             whole = self._whole
             if whole is not None and not instance.calls_torch and observer is None:
                 instance.run(environment, None)
-                results = [environment[whole[0]]] if len(whole) == 1 else list(map(environment.__getitem__, whole))
             else:
                 with _BelowAutograd():  # capture has written down what it would do, and what autocast would
                     if _is_autocast_enabled():
@@ -175,10 +174,10 @@ class ExecutionPlan:
                             instance.run(environment, observer)
                     else:
                         instance.run(environment, observer)
-                    if whole is not None:
-                        results = list(map(environment.__getitem__, whole))
-                    else:
+                    if whole is None:
                         results = [output(args, environment) for output in self._outputs]
+            if whole is not None:
+                results = [environment[whole[0]]] if len(whole) == 1 else list(map(environment.__getitem__, whole))
             for position, earlier in self._repeats:
                 results[position] = results[earlier]
             return results

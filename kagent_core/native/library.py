@@ -9,12 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kagent_core.errors import CompilationError
 from kagent_core.inspect.logs import get_logger
 from kagent_core.native.cache import Entry, LibraryCache, cache_key
 from kagent_core.native.compiler import Compiler
 from kagent_core.native.pieces import PiecedText
+
+_PYTHON_FUNCTION = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.py_object, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,32 @@ class Library:
         try:
             function = self._handle[name]
         except AttributeError:
-            raise CompilationError(
-                f"compiled library '{self.path}' has no function '{name}'", hint=f"the C source is '{self.source}'"
-            ) from None
+            raise self._has_no(name) from None
         function.restype = None
         function.argtypes = (ctypes.c_void_p,)
         call: Callable[[int], None] = function
         return call
+
+    def python_function(self, name: str) -> Callable[[Any, int], int]:
+        """Return a function of the library that looks at a Python object: ``int64_t name(void *, int64_t *table)``.
+
+        It is given the object and the table's address. The call keeps Python's lock.
+
+        Raises
+        ------
+        CompilationError
+            When the library has no such function.
+        """
+        try:
+            call: Callable[[Any, int], int] = _PYTHON_FUNCTION((name, self._handle))
+        except AttributeError:
+            raise self._has_no(name) from None
+        return call
+
+    def _has_no(self, name: str) -> CompilationError:
+        return CompilationError(
+            f"compiled library '{self.path}' has no function '{name}'", hint=f"the C source is '{self.source}'"
+        )
 
 
 def load(source: str | PiecedText, cache_dir: Path, compiler: Compiler) -> Library:

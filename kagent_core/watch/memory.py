@@ -25,6 +25,7 @@ from kagent_core.watch.mappings import Span
 from kagent_core.watch.neighbours import SharedPages
 from kagent_core.watch.pages import PageWatcher, page_watcher
 from kagent_core.watch.scan import PageScanner, compiled_scan, make_page_scanner
+from kagent_core.watch.tensors import SameTensors, TensorComparer, make_tensor_comparer
 
 log = get_logger("execute")
 
@@ -91,11 +92,20 @@ class MemoryWatch:
         Makes fingerprints.
     scanner
         Watches pages; None where that is not possible.
+    tensors
+        Compares tensors quickly; None where that is not possible, or where reading their memory takes far longer.
     """
 
-    def __init__(self, fingerprinter: Fingerprinter, scanner: PageScanner | None) -> None:
+    def __init__(
+        self, fingerprinter: Fingerprinter, scanner: PageScanner | None, tensors: TensorComparer | None = None
+    ) -> None:
         self._fingerprinter = fingerprinter
         self._scanner = scanner
+        self._tensors = tensors
+
+    def tensors(self, tensors: tuple[torch.Tensor, ...]) -> SameTensors | None:
+        """Return what tells, again and again, whether tensors are these and lie where they lay; None for none."""
+        return None if self._tensors is None else self._tensors.of(tensors)
 
     def table(self, ranges: Sequence[tuple[int, int]]) -> WatchedMemory:
         """Return what tells of some memory, again and again, whether it has changed.
@@ -161,7 +171,8 @@ def make_memory_watch(cache_dir: Path, pages: Callable[[], PageWatcher | str] = 
     pinned = torch.cuda.is_available()
     if pinned or not isinstance(watcher, PageWatcher):
         return MemoryWatch(fingerprinter, None)
-    return MemoryWatch(fingerprinter, make_page_scanner(cache_dir, watcher))
+    scanner = make_page_scanner(cache_dir, watcher)
+    return MemoryWatch(fingerprinter, scanner, make_tensor_comparer(compiled_scan(cache_dir)))
 
 
 class _OwnWatches:

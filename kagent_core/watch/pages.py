@@ -45,9 +45,9 @@ _PAGE_IS_WRITTEN = 1 << 1
 MOST_SPANS = 256
 """Spans of written pages that are kept apart; where there are more, all that lies between them counts."""
 
-NEAR = 1 << 20
-"""Bytes between spans that are asked about together: of so many pages, the kernel tells in half the time that it takes
-to ask it (0.25 µs of 0.5)."""
+NEAR = 1 << 18
+"""Bytes between spans that are asked about together: to tell of so many pages that are not watched takes the kernel as
+long as to be asked once more (0.5 µs). It passes over watched ones eight times as fast."""
 
 
 def _ioctl_number(direction: int, kind: int, number: int, nbytes: int) -> int:

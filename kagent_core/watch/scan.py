@@ -11,6 +11,7 @@ from kagent_core.errors import CompilationError
 from kagent_core.native import Library, find_compiler, load, why_no_compiler
 from kagent_core.watch.mappings import Span
 from kagent_core.watch.pages import MOST_SPANS, PageWatcher, WatchedPages
+from kagent_core.watch.tensors import SOURCE as TENSORS_SOURCE
 
 _SOURCE = r"""
 #include <stdint.h>
@@ -253,7 +254,7 @@ class PageScanner:
 
 
 def compiled_scan(cache_dir: Path) -> Library:
-    """Return the compiled functions.
+    """Return the compiled functions, and those of `kagent_core.watch.tensors`.
 
     Raises
     ------
@@ -263,7 +264,7 @@ def compiled_scan(cache_dir: Path) -> Library:
     compiler = find_compiler()
     if compiler is None:
         raise CompilationError(why_no_compiler(), hint="install gcc or clang")
-    return load(_SOURCE, cache_dir, compiler)
+    return load(_SOURCE + TENSORS_SOURCE, cache_dir, compiler)
 
 
 def make_page_scanner(cache_dir: Path, watcher: PageWatcher) -> PageScanner:

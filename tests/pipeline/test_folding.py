@@ -164,6 +164,17 @@ def test_every_change_of_a_parameter_is_noticed(
     assert not torch.equal(run(x), before)
 
 
+@pytest.mark.parametrize("change", ["in place", "another parameter object", "another tensor as data", "numpy"])
+@torch.no_grad()
+def test_changes_are_noticed_where_dynamo_is_told_not_to_guard_modules(change: str) -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    run = compiled(model, guard_filter_fn=torch.compiler.skip_guard_on_all_nn_modules_unsafe)
+    for _ in range(3):
+        check(run, model, x)
+        CHANGES[change](model)
+    check(run, model, x)
+
+
 @pytest.mark.usefixtures("watching")
 @torch.no_grad()
 def test_parameters_that_are_mapped_from_a_file(tmp_path: Path) -> None:
@@ -196,6 +207,27 @@ def test_memory_of_parameters_that_is_given_back_and_used_again() -> None:
         addresses.append(model.weight.data_ptr())
         check(run, model, x)
     assert len(set(addresses)) < len(addresses)
+
+
+@pytest.mark.usefixtures("watching")
+@torch.no_grad()
+def test_parameters_at_the_addresses_of_objects_that_are_gone(
+    folded: list[FoldedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    run = compiled(model)
+    check(run, model, x)
+    latest = folded[0]._latest
+    objects = []
+    for value in range(12):
+        model.scale = None
+        model.scale = nn.Parameter(torch.full((16,), float(value)))
+        objects.append(id(model.scale))
+        check(run, model, x)
+    assert len(set(objects)) < len(objects)
+    if latest._same is not None:  # which must not be asked about what is gone
+        monkeypatch.setattr(latest._same, "are", lambda tensors: pytest.fail("asked"))
+    assert not latest.are_as_before(tuple(model.parameters()))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 import kagent_core
+from kagent_core.backend import decompositions
 from kagent_core.capture.lazy_bits import with_bits
 from kagent_core.errors import CaptureError, KernelExecutionError
 from kagent_core.specs import KernelDescriptor
@@ -279,3 +280,32 @@ def test_a_users_kernel_that_returns_another_dtype_is_refused():
         pytest.raises(KernelExecutionError, match=r"returned f64\[3\], expected f32\[3\]"),
     ):
         kagent_core.run_op("aten::relu", torch.ones(3), device="cpu")
+
+
+def _composed(x):
+    return functional.interpolate(torch.ops.kagent_composed.linear(x, x[0]), scale_factor=2)
+
+
+def test_operators_that_are_calls_of_others_are_taken_apart():
+    """Dispatch does that, for PyTorch's own and for any library's: the table of decompositions has none of them."""
+    library = torch.library.Library("kagent_composed", "DEF")
+    library.define("linear(Tensor x, Tensor weight) -> Tensor")
+    library.impl("linear", lambda x, weight: functional.linear(x, weight), "CompositeImplicitAutograd")
+    assert torch.ops.aten.linear.default not in decompositions()
+    x, called = torch.randn(2, 4, 4), []
+    with kagent_core.use_plugin(Calls(called)):
+        compiled = torch.compile(_composed, backend="kagent", options={"device": "cpu"}, fullgraph=True)
+        torch.testing.assert_close(compiled(x), _composed(x))
+    assert called
+    assert not {"kagent_composed::linear", "aten::linear", "aten::upsample_nearest1d"} & set(called)
+
+
+class Calls:
+    """A plugin that keeps which operators ran."""
+
+    def __init__(self, called):
+        self.called = called
+
+    @kagent_core.hookimpl
+    def kagent_task_finished(self, event):
+        self.called.extend(call.signature for call in event.task.calls)
