@@ -54,9 +54,19 @@ class PanelTile:
         """Columns of a panel."""
         return self.vectors * self.lanes
 
-    def function(self, rows: int, vectors: int, fetched: int = 0) -> str:
-        """Return the name of what computes some rows and vectors, and fetches some vectors of what is needed next."""
-        return f"panel_{rows}_{vectors}_{self.lanes}_{fetched}"
+    def function(self, rows: int, vectors: int, fetched: int = 0, near: bool = False) -> str:
+        """Return the name of what computes some rows and vectors, and fetches some vectors of what is needed next.
+
+        Parameters
+        ----------
+        rows, vectors
+            Of the tile, or fewer.
+        fetched
+            Vectors that are fetched at each step.
+        near
+            Whether they are needed a few steps later, and fetched into the nearest cache; else into the second one.
+        """
+        return f"panel_{rows}_{vectors}_{self.lanes}_{fetched}_{3 if near else 2}"
 
 
 def choose_tile(registers: RegisterTiles, rows: int, columns: int, width: int | None = None) -> PanelTile:

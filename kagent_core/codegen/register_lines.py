@@ -82,6 +82,54 @@ _TEXT = r"""
         }                                                                                                          \
         EACH_OF(r, R) EACH_OF(b, B) *(channels_##L *)(made + r * width + AT_VECTOR(b, B, L)) = sum[r][b];          \
     }
+/* rows of numbers that lie in pairs, times a matrix that has each of its numbers twice: of an odd number of half
+   vectors of columns, two rows are whole vectors, in whose lanes they take turns */
+#define DEFINE_PAIRS(P, B)                                                                                         \
+    typedef f64 two_rows_##P##_##B __attribute__((vector_size(64), may_alias));                                    \
+    typedef f32 one_row_##P##_##B __attribute__((vector_size(32), aligned(4), may_alias));                         \
+    LINE_FUNCTION pairs_##P##_##B(const f32 *x, i64 step, i64 depth, const f32 *w, f32 *made) {                    \
+        LINE_CONTRACT                                                                                              \
+        channels_16 sum[P][B];                                                                                     \
+        EACH_OF(p, P) EACH_OF(b, B) sum[p][b] = (channels_16){0};                                                  \
+        for (i64 d = 0; d < depth; d++, x += 2, w += B * 16) {                                                     \
+            channels_16 factor[B];                                                                                 \
+            EACH_OF(b, B) { factor[b] = *(const channels_16 *)(w + b * 16); KEEP_FACTOR(factor[b]); }              \
+            EACH_OF(p, P) {                                                                                        \
+                f64 bits;                                                                                          \
+                __builtin_memcpy(&bits, x + p * step, 8);                                                          \
+                channels_16 value = (channels_16)(two_rows_##P##_##B){bits, bits, bits, bits, bits, bits, bits, bits}; \
+                EACH_OF(b, B) sum[p][b] += value * factor[b];                                                      \
+            }                                                                                                      \
+        }                                                                                                          \
+        EACH_OF(p, P) EACH_OF(b, B) {                                                                              \
+            one_row_##P##_##B *const to = (one_row_##P##_##B *)(made + p * B * 16 + b * 8);                        \
+            channels_16 each = sum[p][b];                                                                          \
+            *to = __builtin_shufflevector(each, each, 0, 2, 4, 6, 8, 10, 12, 14);                                  \
+            to[B] = __builtin_shufflevector(each, each, 1, 3, 5, 7, 9, 11, 13, 15);                                \
+        }                                                                                                          \
+    }
+#ifdef __x86_64__
+#define KEEP_FACTOR(x) __asm__("" : "+v"(x)) /* else gcc loads it with each product */
+#else
+#define KEEP_FACTOR(x)
+#endif
+/* some vectors of channels, added to their sums; and sums of many, in float64. Of loops over numbers, compilers make
+   some that add one after the other */
+#define ADDING_FUNCTION static inline __attribute__((unused)) void
+#define DEFINE_ADDED(L)                                                                                            \
+    ADDING_FUNCTION added_##L(const f32 *made, i64 step, i64 first, i64 end, f32 *sums) {                          \
+        channels_##L sum = {0};                                                                                    \
+        for (i64 r = first; r < end; r++) sum += *(const channels_##L *)(made + r * step);                         \
+        *(channels_##L *)sums += sum;                                                                              \
+    }
+#define DEFINE_TOTAL(L)                                                                                            \
+    typedef f64 total_of_##L __attribute__((vector_size(L * 8)));                                                  \
+    ADDING_FUNCTION total_##L(const f32 *sums, i64 step, i64 count, f64 share, f32 *made) {                        \
+        total_of_##L sum = {0};                                                                                    \
+        for (i64 r = 0; r < count; r++)                                                                            \
+            sum += __builtin_convertvector(*(const channels_##L *)(sums + r * step), total_of_##L);                \
+        *(channels_##L *)made = __builtin_convertvector(sum * share, channels_##L);                                \
+    }
 """
 
 _PLACES = (14, 10, 8, 7, 5, 4, 3, 2, 1)
@@ -89,6 +137,19 @@ _PLACES = (14, 10, 8, 7, 5, 4, 3, 2, 1)
 
 _COVERING = {32: {2: (14, 7, 3, 1), 3: (8, 7, 3, 1), 4: (6, 3, 1)}, 16: {2: (6, 3, 1), 3: (4, 1)}}
 """Rows of the tiles that cover all columns, by registers and by their vectors."""
+
+_PAIRED = 16
+"""Values of a vector of which two rows share some."""
+
+_LEAST_VECTORS, _LATENCY = 3, 8
+"""Vectors of a pair of rows, with fewer of which numbers are loaded for too little; and sums that must be computed with
+at once, since one depends on the one before."""
+
+_CALL = 0.5
+"""What a call of such a function takes beside its pairs, in pairs."""
+
+_PAYS = 0.95
+"""Share of what is computed otherwise, above which pairs do not pay: what is made must be put in order."""
 
 _START = 3
 """What a call of a function takes beside its places, in places: the weights are loaded, and columns twice."""
@@ -157,13 +218,33 @@ def covering_tile(lanes: int, registers: int, rows: int, columns: int) -> Tile |
     return min(fitting, key=lambda tile: (tile.time(rows, columns), -tile.rows))
 
 
+def pairs_of_rows(lanes: int, registers: int, rows: int, columns: int) -> tuple[int, int] | None:
+    """Return how many pairs of rows a tile has that covers an odd number of half vectors of columns, and its vectors.
+
+    Returns
+    -------
+    tuple or None
+        None where there is no such tile, or it computes no less than others do.
+    """
+    vectors = 2 * columns // lanes
+    if lanes != _PAIRED or registers < 2 * _PAIRED or columns % lanes != lanes // 2 or rows % 2:
+        return None
+    fitting = [n for n in range(_LATENCY // vectors + 1, rows // 2 + 1) if n * vectors + vectors + 1 < registers]
+    if vectors < _LEAST_VECTORS or not fitting:
+        return None
+    pairs = min(fitting, key=lambda n: -(-rows // (2 * n)) * (n + _CALL))
+    whole = -(-columns // lanes) * rows
+    return (pairs, vectors) if -(-rows // (2 * pairs)) * pairs * vectors < _PAYS * whole else None
+
+
 def line_functions(text: str) -> str:
     """Return the functions that a text calls."""
-    names = r"\b(line_\d+_\d+_\d+_\d+|planes_\d+_\d+_\d+_\d+_\d+|cover_\d+_\d+_\d+)\("
+    names = r"\b(line_\d+_\d+_\d+_\d+|planes_\d+_\d+_\d+_\d+_\d+|cover_\d+_\d+_\d+|pairs_\d+_\d+|added_\d+|total_\d+)\("
     found = sorted(set(re.findall(names, text)))
     if not found:
         return ""
     called = [name.split("_") for name in found]
-    lines = [f"DEFINE_CHANNELS({lanes})" for lanes in sorted({lanes for *_, lanes in called})]
+    vectors = {str(_PAIRED) if kind == "pairs" else sizes[-1] for kind, *sizes in called}
+    lines = [f"DEFINE_CHANNELS({lanes})" for lanes in sorted(vectors)]
     lines += [f"DEFINE_{kind.upper()}({', '.join(sizes)})" for kind, *sizes in called]
     return "\n".join([_TEXT.strip(), *lines, ""])

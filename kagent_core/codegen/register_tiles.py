@@ -73,14 +73,14 @@ _TEXT = r"""
         STORE_TILE(R, B, L)                                                                                        \
     }
 /* rows times a panel, whose numbers are read one after the other; P vectors of what is needed next are fetched at a
-   time: weights come from far away, and would be waited for */
-#define DEFINE_PANEL(R, B, L, P)                                                                                   \
-    TILE_FUNCTION panel_##R##_##B##_##L##_##P(const f32 *x, i64 x_row, i64 x_step, i64 depth, const f32 *w,        \
-                                              i64 w_step, const f32 *ahead, f32 *made, i64 pitch) {                \
+   time, to where prefetches of locality N put them: weights come from far away, and would be waited for */
+#define DEFINE_PANEL(R, B, L, P, N)                                                                                \
+    TILE_FUNCTION panel_##R##_##B##_##L##_##P##_##N(const f32 *x, i64 x_row, i64 x_step, i64 depth, const f32 *w,  \
+                                                    i64 w_step, const f32 *ahead, f32 *made, i64 pitch) {          \
         TILE_CONTRACT                                                                                              \
         SUM_TILE(R, B, L)                                                                                          \
         for (i64 d = 0; d < depth; d++, x += x_step, w += w_step, ahead += w_step) {                               \
-            EACH(p, P) __builtin_prefetch(ahead + p * L, 0, 2);                                                    \
+            EACH(p, P) __builtin_prefetch(ahead + p * L, 0, N);                                                    \
             LOAD_FACTORS(B, L)                                                                                     \
             EACH(r, R) EACH(b, B) sum[r][b] += x[r * x_row] * factor[b];                                           \
         }                                                                                                          \

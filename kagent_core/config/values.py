@@ -26,7 +26,7 @@ _LAUNCH_CONFIG = re.compile(r"(\d+),(\d+),(\d+)/(\d+),(\d+),(\d+)(?:/(\d+))?", r
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KkMGT])(i?))?B", re.ASCII)
 _TILE = re.compile(r"(\w+)=(-?\d+)", re.ASCII)
 
-FUSION_RULES = ("pointwise", "prologue", "epilogue", "resources", "views", "recompute")
+FUSION_RULES = ("pointwise", "prologue", "epilogue", "strips", "resources", "views", "recompute")
 """The rules of the fusion analysis that can be switched off one by one."""
 
 

@@ -47,4 +47,4 @@ def test_texts_get_the_functions_that_they_call() -> None:
     tile = choose_tile(RegisterTiles(16, 32), 6, 64)
     text = f"{tile.function(6, 4, 1)}(x); {tile.function(2, 4)}(x);"
     lines = RegisterTiles.functions(text).splitlines()
-    assert {"DEFINE_LANES(16)", "DEFINE_PANEL(6, 4, 16, 1)", "DEFINE_PANEL(2, 4, 16, 0)"} <= set(lines)
+    assert {"DEFINE_LANES(16)", "DEFINE_PANEL(6, 4, 16, 1, 2)", "DEFINE_PANEL(2, 4, 16, 0, 2)"} <= set(lines)

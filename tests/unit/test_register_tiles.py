@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kagent_core.codegen.register_lines import pairs_of_rows
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
 
 PROCESSORS = [RegisterTiles(16, 32), RegisterTiles(8, 16), RegisterTiles(4, 16), RegisterTiles(4, 32)]
@@ -56,3 +57,20 @@ def test_rows_that_are_computed_singly_count() -> None:
     inside, all_single = processor.choose("places", 28, 64, 0), processor.choose("places", 0, 64, 7)
     assert inside.rows > 1
     assert (all_single.rows, all_single.vectors) == (1, 4)
+
+
+@given(st.sampled_from(PROCESSORS), SIZES, SIZES)
+def test_pairs_of_rows_fit_into_the_registers(processor: RegisterTiles, rows: int, columns: int) -> None:
+    found = pairs_of_rows(processor.lanes, processor.registers, rows, columns)
+    if found is not None:
+        pairs, vectors = found
+        assert 2 * columns == vectors * processor.lanes
+        assert 2 * pairs <= rows
+        assert (pairs + 1) * vectors < processor.registers
+
+
+def test_pairs_of_rows_are_taken_where_they_compute_less() -> None:
+    assert pairs_of_rows(16, 32, 56, 24) == (7, 3)
+    assert pairs_of_rows(16, 32, 28, 40) == (5, 5)
+    assert {pairs_of_rows(16, 32, *sizes) for sizes in ((55, 24), (56, 32), (56, 25), (56, 8), (14, 72))} == {None}
+    assert pairs_of_rows(8, 16, 56, 12) is None

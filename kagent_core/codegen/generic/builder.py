@@ -13,7 +13,7 @@ from kagent_core.codegen.generic.epilogue import Epilogue, NoLanesError, lane_di
 from kagent_core.codegen.generic.tiles import DEFAULT_TILES, Tiles
 from kagent_core.codegen.groups import WorkGroups
 from kagent_core.codegen.kernel import KernelSource
-from kagent_core.codegen.table import RuleTable
+from kagent_core.codegen.table import NotLoweredError, RuleTable
 from kagent_core.codegen.text import Text
 from kagent_core.codegen.vectors import Vectors
 from kagent_core.codegen.work_items import WorkItemLanguage
@@ -103,6 +103,10 @@ class KernelBuilder:
         As for `kagent_core.codegen.expressions.Expressions`.
     tiles
         How much of a product one work-item computes.
+    summed
+        What adds up all places of an image that is made; see `kagent_core.codegen.generic.place_sums`.
+    others
+        What it reads beside the arguments of `call` and `rest`.
 
     Raises
     ------
@@ -119,14 +123,24 @@ class KernelBuilder:
         rules: RuleTable,
         round_halves: bool = True,
         tiles: Tiles = DEFAULT_TILES,
+        summed: OpCall | None = None,
+        others: Sequence[TensorSpec] = (),
     ) -> None:
         self.call = call
+        self.summed = summed
+        self._takes_sums = False
+        self._kept: str | None = None
         self.tiles = tiles
         self.language = language
         self.text = Text()
-        self._epilogue = Epilogue(call, rest, stored, rules, round_halves, language.wide) if rest else None
+        kept = None if summed is None else summed.arguments["self"]
+        if kept is not None and not rest and kept != call.outputs[0]:
+            raise NotLoweredError(f"{kept} is not what {call.name} makes")
+        self._epilogue = Epilogue(call, rest, stored, rules, round_halves, language.wide, kept) if rest else None
+        self._stores = summed is None or stored is None or call.outputs[0].buffer in stored
         written = list(call.outputs) if self._epilogue is None else [s.tensor for s in self._epilogue.stores]
-        read = set(call.inputs) | (set() if self._epilogue is None else self._epilogue.read)
+        written += [] if summed is None else summed.outputs
+        read = {*call.inputs, *others} | (set() if self._epilogue is None else self._epilogue.read)
         self._parameters = Parameters(language, written, read, SLACK)
         self._items = 1
         self._item_nbytes = 0
@@ -442,9 +456,19 @@ class KernelBuilder:
             self.add(f"const {made_kind} {made} = {value};")
             kind = self.index_type
             self.add(*(f"const {kind} {place} = {part};" for place, part in zip(places, index, strict=True)))
+            kept = None if self._kept is None else self.name("kept")
+            if kept is not None:
+                self.add(f"f32 {kept};")
             self.text.open("{")
-            self._epilogue.write(self.text, self._parameters, self.language, places, made, lane)
+            self._epilogue.write(self.text, self._parameters, self.language, places, made, lane, kept)
             self.text.close()
+            if kept is not None:
+                self.add(f"{self._kept} = {kept};")
+            return
+        if self._kept is not None:
+            self.add(f"{self._kept} = {value};")
+            value = self._kept  # which `value` may be computed from
+        if not self._stores:
             return
         out = self.result(number)
         if self._lanes:
@@ -454,8 +478,49 @@ class KernelBuilder:
             return
         self.add(self.language.store(out.dtype, out.place(*index), value))
 
+    def following(self, epilogue: Epilogue, index: Sequence[str], value: str) -> str:
+        """Write what an epilogue computes of an element that no tensor has, and return the variable that it is in.
+
+        Parameters
+        ----------
+        epilogue
+            Which keeps something, and stores nothing.
+        index
+            A text per dimension of what it begins with.
+        value
+            The element.
+        """
+        kept, made, places = self.name("kept"), self.name("made"), [self.name("at") for _ in index]
+        self.add(f"f32 {kept};", f"const f32 {made} = {value};")
+        self.add(*(f"const {self.index_type} {place} = {part};" for place, part in zip(places, index, strict=True)))
+        with self.block(""):
+            epilogue.write(self.text, self._parameters, self.language, places, made, None, kept)
+        return kept
+
+    @contextmanager
+    def keeping(self, place: str) -> Iterator[None]:
+        """Also write what is added up to a place of the kernel's own wherever `store` is called, if anything is."""
+        self._kept = None if self.summed is None else place
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    def sums_of(self, summed: OpCall) -> Tensor:
+        """Return the result of what adds up places, for a kernel that writes it."""
+        self._takes_sums = True
+        return Tensor(summed.outputs[0], self._parameters.pointer(summed.outputs[0]), self)
+
     def source(self, name: str) -> KernelSource:
-        """Return the kernel."""
+        """Return the kernel.
+
+        Raises
+        ------
+        NotLoweredError
+            When it does not write the sums that it should.
+        """
+        if self.summed is not None and not self._takes_sums:
+            raise NotLoweredError(f"the kernel of {self.call.name} has no place for {self.summed.name}")
         args = self._parameters.args
         head = self.language.head(name, args, self._parameters.reports)
         inside, items = self._parameters.entry(), self._items

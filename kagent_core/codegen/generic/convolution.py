@@ -15,6 +15,7 @@ from kagent_core.codegen.generic.direct_convolution import takes_direct, takes_s
 from kagent_core.codegen.generic.geometry import Window, is_channels_last
 from kagent_core.codegen.generic.leading import SCALE
 from kagent_core.codegen.generic.spaces import Space
+from kagent_core.codegen.generic.strip_kernels import Strips
 from kagent_core.codegen.generic.tiled import Coordinates, Operand, Places, Product, write_product
 from kagent_core.codegen.table import NotLoweredError
 from kagent_core.specs import OpCall, TensorSpec
@@ -29,7 +30,7 @@ def _refusal(call: OpCall) -> str | None:
     return None if rank > 2 else f"{call.name} has no spatial dimension"
 
 
-@GENERIC.kernel("aten::convolution", epilogue=True, accepts=_refusal)
+@GENERIC.kernel("aten::convolution", epilogue=True, accepts=_refusal, several=Strips())
 def convolution(
     k: KernelBuilder,
     input: TensorSpec,

@@ -12,8 +12,10 @@ A weight in blocks lies as it is used. While the places of a block are computed,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from kagent_core.codegen.generic import place_sums
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.core import GENERIC
 from kagent_core.codegen.generic.dense_tiles import Line, choose_tile, tile_of_width
@@ -213,7 +215,8 @@ class _Dense:
         steps = self.line.taps * self.upright.taps * self._read * tile.width * self.line.length * tall // 16
         axes = [("n", self.sources[0].spec.shape[0]), ("block", -(-lines // tall))]
         axes += [*([("tap", self.taps)] if self.taps else []), ("bj", blocks)]
-        with k.items(*axes, steps=steps):
+        image = nullcontext() if self.taps else place_sums.image(k, tile)
+        with image, k.items(*axes, steps=steps):
             first_column(k, tile, self.channels)
             k.add(f"const {k.index_type} line = block * {k.size(tall)};")
             if self._fetched:
@@ -222,7 +225,7 @@ class _Dense:
                 k.add(f"if ({number} + 1 < {k.size(self.factors.blocks)}) {{ ahead += {k.size(self.factors.size)}; }}")
             with k.loop("o0", k.least(k.size(lines), f"line + {k.size(tall)}"), "line"):
                 self._clip_lines()
-                with k.loop("i", k.size(self.line.length), step=tile.rows):
+                with place_sums.line(k, tile), k.loop("i", k.size(self.line.length), step=tile.rows):
                     self._tile()
 
     @property

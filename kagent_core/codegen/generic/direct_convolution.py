@@ -29,12 +29,12 @@ def takes_direct(source: TensorSpec, weight: TensorSpec, out: TensorSpec, window
     innermost = weight.strides[0] == 1 and all(
         stride >= made for size, stride in zip(weight.shape[1:], weight.strides[1:], strict=True) if size > 1
     )
-    if not innermost or not _has_neighbours(out, 1):
+    if not innermost or not has_neighbours(out, 1):
         return False
     groups = window.groups
     if groups == 1 and takes_planes(source, out, window):
         return True
-    return _has_neighbours(source, 1) and (groups == 1 or (groups == source.shape[1] == made and read == 1))
+    return has_neighbours(source, 1) and (groups == 1 or (groups == source.shape[1] == made and read == 1))
 
 
 def write_direct(
@@ -47,7 +47,7 @@ def write_direct(
     store: Store,
 ) -> None:
     """Write the convolution; `takes_direct` said that it can be."""
-    if window.groups == 1 and not _has_neighbours(source.spec, 1):
+    if window.groups == 1 and not has_neighbours(source.spec, 1):
         write_planes(k, tiles, out, source, weight, window, store)
         return
     step = _flat_step(source.spec, window) if source.spec.shape[2:] == out.shape[2:] else None
@@ -68,7 +68,7 @@ def write_direct(
 def takes_scale(source: TensorSpec, weight: TensorSpec, window: Window) -> bool:
     """Whether a convolution that `takes_direct` takes can multiply each channel of what it reads with a number."""
     small = weight.numel * weight.dtype.itemsize <= MOST_BYTES
-    return small and _has_neighbours(source, 1) and _flat_step(_of_one_image(source), window) is not None
+    return small and has_neighbours(source, 1) and _flat_step(_of_one_image(source), window) is not None
 
 
 def write_scaled(
@@ -179,7 +179,7 @@ class _Lines:
         k.add(f"{self.tile.function('places', rows)}({', '.join(passed)}, made);")
 
 
-def _has_neighbours(spec: TensorSpec, dim: int) -> bool:
+def has_neighbours(spec: TensorSpec, dim: int) -> bool:
     """Whether elements along a dimension are neighbours in memory."""
     return spec.shape[dim] == 1 or spec.strides[dim] == 1
 

@@ -7,7 +7,9 @@ the source is passed over. All lines of a vector of channels follow each other, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from kagent_core.codegen.generic import place_sums
 from kagent_core.codegen.generic.builder import KernelBuilder, Tensor
 from kagent_core.codegen.generic.geometry import Window
 from kagent_core.codegen.generic.register_rows import first_column, store_places
@@ -47,25 +49,56 @@ def write_lines(
     rows = Tile(tile.places, 1, tile.lanes)
     steps = weight.spec.numel // channels * tile.lanes * length // 16
     inner = [("bj", -(-channels // tile.lanes)), ("o0", lines)]
-    with k.items(("n", count), *(inner if lines > _FEW_LINES else inner[::-1]), steps=steps):
+    items = (("n", count), *(inner if lines > _FEW_LINES else inner[::-1]))
+    x = source.spec.strides
+    read = Lines(f"{source.pointer} + n * {k.size(x[0])}", "", x[2], x[3], source.spec.shape[3], "j")
+    with place_sums.image(k, rows), k.items(*items, steps=steps):
         first_column(k, rows, channels)
         clip(k, window, source.spec, "line", 0, "o0")
-        with k.loop("i", k.size(length), step=tile.places):
+        with place_sums.line(k, rows), k.loop("i", k.size(length), step=tile.places):
             k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(length)} - {tile.places}')};")
             k.add(f"const {k.index_type} column = at * {k.size(tile.stride)} - {k.size(window.padding[1])};")
-            k.add(f"f32 made[{rows.rows * rows.width}];")
-            _call(k, tile, source, weight, window)
+            call_line(k, tile, read, weight, window)
             store_places(k, rows, channels, store)
 
 
-def _call(k: KernelBuilder, tile: LineTile, source: Tensor, weight: Tensor, window: Window) -> None:
-    x, w = ([k.size(stride) for stride in tensor.spec.strides] for tensor in (source, weight))
+@dataclass(frozen=True)
+class Lines:
+    """Where lines are that a depthwise convolution reads.
+
+    Attributes
+    ----------
+    pointer
+        To an image.
+    first
+        The line that it begins with; empty for 0.
+    line, place
+        How far lines and places are apart.
+    size
+        Places of a line.
+    channel
+        The first channel.
+    """
+
+    pointer: str
+    first: str
+    line: int
+    place: int
+    size: int
+    channel: str
+
+
+def call_line(k: KernelBuilder, tile: LineTile, source: Lines, weight: Tensor, window: Window) -> None:
+    """Write the call of what computes a tile of a line from ``column`` on, of channels from ``j`` on, in ``made``."""
+    x_line, x_place = k.size(source.line), k.size(source.place)
+    w = [k.size(stride) for stride in weight.spec.strides]
     by_line = k.size(window.dilation[0])
-    place = [source.pointer, f"n * {x[0]}", f"(line_from + line_first * {by_line}) * {x[2]}", f"column * {x[3]}", "j"]
-    passed = [" + ".join(place), "line_count", f"{by_line} * {x[2]}", x[3]]
-    passed += ["-column", f"{k.size(source.spec.shape[3])} - column"]
+    line = f"line_from + line_first * {by_line}" + (f" - {source.first}" if source.first else "")
+    place = [source.pointer, f"({line}) * {x_line}", f"column * {x_place}", source.channel]
+    passed = [" + ".join(place), "line_count", f"{by_line} * {x_line}", x_place]
+    passed += ["-column", f"{k.size(source.size)} - column"]
     passed += [f"{weight.pointer} + j + line_first * {w[2]}", w[2], w[3], "made"]
-    k.add(f"{tile.function}({', '.join(passed)});")
+    k.add(f"f32 made[{tile.places * tile.lanes}];", f"{tile.function}({', '.join(passed)});")
 
 
 def clip(k: KernelBuilder, window: Window, source: TensorSpec, name: str, n: int, place: str) -> None:

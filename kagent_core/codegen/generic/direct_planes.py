@@ -56,11 +56,12 @@ def write_planes(
         with k.loop("i", k.size(length), step=tile.rows):
             k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(length)} - {tile.rows}')};")
             k.add(f"const {k.index_type} column = at * {k.size(window.stride[1])} - {k.size(window.padding[1])};")
-            _call(k, tile, source, weight, window)
+            call_planes(k, tile, source, weight, window)
             store_places(k, tile, channels, store)
 
 
-def _call(k: KernelBuilder, tile: Tile, source: Tensor, weight: Tensor, window: Window) -> None:
+def call_planes(k: KernelBuilder, tile: Tile, source: Tensor, weight: Tensor, window: Window) -> None:
+    """Write the call of what computes a tile of a line from ``column`` on, of channels from ``j`` on, in ``made``."""
     x, w = ([k.size(stride) for stride in tensor.spec.strides] for tensor in (source, weight))
     by_line = k.size(window.dilation[0])
     place = [source.pointer, f"n * {x[0]}", f"(line_from + line_first * {by_line}) * {x[2]}", "column"]

@@ -7,11 +7,12 @@ import re
 from collections.abc import Collection, Sequence
 
 from kagent_core.codegen.c_family import CFamily
+from kagent_core.codegen.expressions import Expr
 from kagent_core.codegen.indices import Axis, Index, offset_of
 from kagent_core.codegen.kernel import Store
 from kagent_core.codegen.loops.items_lanes import LaneStatements
 from kagent_core.codegen.lowering import Lowering
-from kagent_core.codegen.table import RuleTable
+from kagent_core.codegen.table import NotLoweredError, RuleTable
 from kagent_core.codegen.text import Text
 from kagent_core.codegen.vectors import in_lanes, neighbours
 from kagent_core.codegen.writer import Parameters, loads_of
@@ -67,6 +68,13 @@ class Epilogue:
         Their lowering rules.
     round_halves, wide
         As for `kagent_core.codegen.expressions.Expressions`.
+    kept
+        A result, of theirs or of `call`, that `write` also gives to the kernel; None for none.
+
+    Raises
+    ------
+    NotLoweredError
+        When they cannot be computed so.
     """
 
     def __init__(
@@ -77,20 +85,28 @@ class Epilogue:
         rules: RuleTable,
         round_halves: bool,
         wide: str = "float64",
+        kept: TensorSpec | None = None,
     ) -> None:
         self._made = call.outputs[0]
-        wanted = None if stored is None else set(stored)
+        wanted = None if stored is None else {*stored, *(() if kept is None else (kept.buffer,))}
         lowering = Lowering(rest, rules, wanted, round_halves, given=self._made, wide=wide)
         nest = lowering.run()
         axes = iter(nest.outer)
         self._axes: list[Axis | None] = [None if size == 1 else next(axes) for size in self._made.shape]
         self.stores = list(nest.stores)
-        if stored is not None and self._made.buffer in stored:
+        if wanted is not None and self._made.buffer in wanted:
             index = tuple(Index() if axis is None else Index.of(axis) for axis in self._axes)
             made = lowering.operand(self._made).at(index)
             self.stores.insert(0, Store(self._made, offset_of(index, self._made.strides), made.expr, False))
+        self._kept: Expr | None = None
+        if kept is not None:
+            found = [store.value for store in self.stores if store.tensor == kept]
+            if not found:
+                raise NotLoweredError(f"{kept} is none of their results")
+            self._kept = found[0]
+            self.stores = [store for store in self.stores if stored is None or store.tensor.buffer in stored]
         self._labels = nest.labels
-        self.read = {node.payload.tensor for node in loads_of(*(store.value for store in self.stores))}
+        self.read = {node.payload.tensor for node in loads_of(*self._values)}
 
     def stored_step(self, dim: int) -> int | None:
         """Return how far neighbours along a dimension of the first operator's result are apart where they are stored.
@@ -109,6 +125,7 @@ class Epilogue:
         index: Sequence[str],
         value: str,
         lane: int | None = None,
+        kept: str | None = None,
     ) -> None:
         """Write what follows, and what stores it.
 
@@ -122,6 +139,8 @@ class Epilogue:
             The element's.
         lane
             The dimension of which a vector of neighbours is given; None for a single element.
+        kept
+            The variable that is set to what is kept.
 
         Raises
         ------
@@ -133,7 +152,7 @@ class Epilogue:
                 text.add(f"const {language.index_type} {axis.name} = {part};")
         statements = LaneStatements(language, parameters, self._labels)
         statements.given = value
-        values = [store.value for store in self.stores]
+        values = self._values
         along = None if lane is None else self._axes[lane]
         if along is not None and not self._takes(along):
             raise NoLanesError(along.name)
@@ -141,6 +160,12 @@ class Epilogue:
             text.add(*statements.place(values, [])[0])
             for store in self.stores:
                 text.add(statements.stored(store))
+            if kept is not None and self._kept is not None:
+                text.add(f"{kept} = {statements.value(self._kept)};")
+
+    @property
+    def _values(self) -> list[Expr]:
+        return [*(store.value for store in self.stores), *(() if self._kept is None else (self._kept,))]
 
     def _takes(self, lane: Axis) -> bool:
         values = [store.value for store in self.stores]

@@ -29,7 +29,7 @@ def is_read_by(first: OpCall, then: OpCall) -> bool:
     if SCALE in then.arguments:
         return False
     if first.signature == MULTIPLY:
-        return _scaled(first) is not None and _is_of_one_place(then)
+        return _scaled(first) is not None and is_of_one_place(then)
     return _is_padding(first) or (first.signature == CLONE and _is_of_planes(first, then))
 
 
@@ -78,7 +78,7 @@ def _scaled(call: OpCall) -> tuple[TensorSpec, TensorSpec] | None:
     return None
 
 
-def _is_of_one_place(call: OpCall) -> bool:
+def is_of_one_place(call: OpCall) -> bool:
     """Whether a convolution multiplies each place of its input by itself, with weights that were laid out for that."""
     weight = call.arguments["weight"]
     plain = all(n == 1 for n in (*weight.shape[2:], *call.arguments["stride"])) and not any(call.arguments["padding"])

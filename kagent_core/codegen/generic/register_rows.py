@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kagent_core.codegen.generic.builder import KernelBuilder
+from kagent_core.codegen.generic.place_sums import add_tile
 from kagent_core.codegen.generic.spaces import Space
 from kagent_core.codegen.register_lines import covering_tile
 from kagent_core.codegen.register_tiles import RegisterTiles, Tile
@@ -108,15 +109,36 @@ def _write_column_of_tiles(
     k.add(f"const {k.index_type} i_end = {k.least(k.size(extent), f'i_first + {tall}')};")
     with k.loop("i", "i_end", "i_first", step=tile.rows):
         k.add(f"const {k.index_type} at = {k.least('i', f'{k.size(extent)} - {tile.rows}')};")
-        k.add(f"f32 made[{tile.rows * width}];")
-        passed = [f"{rows.pointer} + at * {k.size(rows.step)}", k.size(rows.step)]
-        if width < tile.width:
-            passed += [k.size(rows.depth), columns.pointer, k.size(columns.step), str(width)]
-            k.add(f"cover_{tile.rows}_{tile.vectors}_{tile.lanes}({', '.join(passed)}, made);")
-        else:
-            passed += ["1", "0", "1", "0", k.size(rows.depth), f"{columns.pointer} + j", "0", "0", k.size(columns.step)]
-            k.add(f"{tile.function('rows')}({', '.join(passed)}, made);")
+        source = f"{rows.pointer} + at * {k.size(rows.step)}"
+        call_rows(k, tile, source, rows.step, rows.depth, columns, "j")
         _store_tile(k, tile, rows.space, columns.count, store)
+
+
+def call_rows(k: KernelBuilder, tile: Tile, source: str, step: int, depth: int, columns: Columns, column: str) -> None:
+    """Write the call of what computes a tile, in ``made``.
+
+    Parameters
+    ----------
+    tile
+        Its rows and columns; it may be wider than the matrix, to cover all of that.
+    source
+        Pointer to the first row.
+    step, depth
+        How far rows are apart, and numbers of each.
+    columns
+        The matrix.
+    column
+        The tile's first column.
+    """
+    width = min(tile.width, columns.count)
+    k.add(f"f32 made[{tile.rows * width}];")
+    passed = [source, k.size(step)]
+    if width < tile.width:
+        passed += [k.size(depth), columns.pointer, k.size(columns.step), str(width)]
+        k.add(f"cover_{tile.rows}_{tile.vectors}_{tile.lanes}({', '.join(passed)}, made);")
+    else:
+        passed += ["1", "0", "1", "0", k.size(depth), f"{columns.pointer} + {column}", "0", "0", k.size(columns.step)]
+        k.add(f"{tile.function('rows')}({', '.join(passed)}, made);")
 
 
 def first_column(k: KernelBuilder, tile: Tile, columns: int) -> None:
@@ -152,12 +174,14 @@ def store_places(k: KernelBuilder, tile: Tile, columns: int, store: Callable[[Se
         Writes what stores an element: image, line and place, its column, its value.
     """
     place, first = ["n", "o0", "(at + r)"], "begin - j" if columns % tile.width else 0
-    if _share_a_set(k):
-        with k.loop("e", tile.width, first), k.loop("r", tile.rows, "i - at", simd=True):
-            store(place, "(j + e)", f"made[r * {tile.width} + e]")
-        return
-    with k.loop("r", tile.rows, "i - at"):
-        store_columns(k, tile, columns, "r", lambda column, value: store(place, column, value))
+    with k.keeping(f"made[r * {tile.width} + e]"):
+        if _share_a_set(k):
+            with k.loop("e", tile.width, first), k.loop("r", tile.rows, "i - at", simd=True):
+                store(place, "(j + e)", f"made[r * {tile.width} + e]")
+        else:
+            with k.loop("r", tile.rows, "i - at"):
+                store_columns(k, tile, columns, "r", lambda column, value: store(place, column, value))
+    add_tile(k, tile)
 
 
 def _share_a_set(k: KernelBuilder) -> bool:

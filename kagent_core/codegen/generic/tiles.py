@@ -38,6 +38,8 @@ class Tiles:
         Of these rows and columns, how many one thread computes. None leaves them to the problem, too.
     wide
         The type in which sums of float32 products are added up.
+    threads
+        That share out pieces of work which overlap: there are no more of these than that takes.
     """
 
     rows: int = 8
@@ -54,6 +56,7 @@ class Tiles:
     thread_rows: int | None = None
     thread_columns: int | None = None
     wide: str = "float64"
+    threads: int = 1
 
     def columns(self, dtype: str) -> int:
         """Return the columns of a register tile that is computed in what `compute_dtype` says."""

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kagent_core.codegen.generic.leading import is_read_by
+from kagent_core.codegen.generic.leading import CONVOLUTION, PAD, is_read_by
+from kagent_core.codegen.generic.place_sums import adds_up_places
+from kagent_core.codegen.generic.strips import joined
 from kagent_core.extract.fusion.flow import DataFlow
 from kagent_core.extract.fusion.operator_class import Loops, OperatorClass, class_of, loops_of
 from kagent_core.specs import OpCall, TensorSpec
@@ -33,12 +35,23 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two neighbours: `consumer` reads `read`, which `producer` made as `made`."""
+    """Two neighbours: `consumer` reads `read`, which `producer` made as `made`.
+
+    Attributes
+    ----------
+    shared
+        Whether others read it, too.
+    strip
+        Two convolutions that may be computed in strips if they get into one kernel by this pair: one that `producer`
+        is, or works on, and one that `consumer` is, or puts zeros around the input of. None where there are not two.
+    """
 
     producer: OpCall
     consumer: OpCall
     made: TensorSpec
     read: tuple[TensorSpec, ...]
+    shared: bool
+    strip: tuple[OpCall, OpCall] | None = None
 
 
 def judge(flow: DataFlow, producer: int, consumer: int, rules: Collection[str]) -> Verdict:
@@ -64,7 +77,8 @@ def judge(flow: DataFlow, producer: int, consumer: int, rules: Collection[str]) 
     made = next(spec for spec in made_by.fresh_results if spec.buffer == read[0].buffer)
     if any(spec.buffer != made.buffer for spec in read):
         return Verdict(False, f"{read_by.name} reads several results of {made_by.name}")
-    pair = Pair(made_by, read_by, made, read)
+    shared = flow.is_kept(producer) or len(flow.readers[producer]) > 1
+    pair = Pair(made_by, read_by, made, read, shared, _strip(flow, producer, consumer))
     reason = _reinterpreted(pair)
     return Verdict(False, reason) if reason is not None else _judge_loops(pair, rules)
 
@@ -95,7 +109,7 @@ def _judge_loops(pair: Pair, rules: Collection[str]) -> Verdict:
         if kind is OperatorClass.OTHER:
             return Verdict(False, f"no fusion rule takes {call.signature}: it is neither pointwise nor a reduction")
     read_by = classes[1] is OperatorClass.PARAMETRISED and is_read_by(pair.producer, pair.consumer)
-    rule = _READ_BY if read_by else _LOOP_RULES.get(classes)
+    rule = _READ_BY if read_by else _STRIPS if pair.strip else _LOOP_RULES.get(classes)
     if rule is None:
         first, then = (_WORDS[kind] for kind in classes)
         return Verdict(False, f"no fusion rule takes {first} into {then}")
@@ -172,8 +186,50 @@ def _after_parametrised(pair: Pair) -> tuple[bool, str]:
     return True, f"it is computed where {pair.producer.name} stores its result"
 
 
+def _added_up(pair: Pair) -> tuple[bool, str]:
+    if any(spec != pair.made for spec in pair.read) or not adds_up_places(pair.consumer):
+        return False, f"{pair.consumer.name} does not add up the places of what {pair.producer.name} makes"
+    return True, f"it adds up what {pair.producer.name} makes, line by line"
+
+
 def _before_parametrised(pair: Pair) -> tuple[bool, str]:
     return True, f"{pair.consumer.name} reads what {pair.producer.name} is given, in its stead"
+
+
+def _in_strips(pair: Pair) -> tuple[bool, str]:
+    found = None if pair.strip is None else joined(*pair.strip)
+    if found is None or pair.read != (pair.made,):
+        return False, f"{pair.consumer.name} reads what {pair.producer.name} makes otherwise than line by line"
+    return (False, f"others read what {pair.producer.name} makes, too") if found[0] and pair.shared else found
+
+
+def _strip(flow: DataFlow, producer: int, consumer: int) -> tuple[OpCall, OpCall] | None:
+    """Return the two convolutions that may be computed in strips where two calls get into one kernel."""
+    then, readers = flow.calls[consumer], flow.readers[consumer]
+    if then.signature == PAD and len(readers) == 1 and is_read_by(then, flow.calls[readers[0]]):
+        then = flow.calls[readers[0]]
+    if then.signature != CONVOLUTION:
+        return None
+    first = _convolution_before(flow, producer)
+    return None if first is None or joined(first, then) is None else (first, then)
+
+
+def _convolution_before(flow: DataFlow, position: int) -> OpCall | None:
+    """Return the convolution that a call is, or that it works on, element by element."""
+    shape = flow.calls[position].outputs[0].shape
+    waiting, seen = [position], {position}
+    while waiting:
+        position = waiting.pop()
+        call = flow.calls[position]
+        if call.outputs[0].shape != shape:
+            continue
+        if call.signature == CONVOLUTION:
+            return call
+        if class_of(call) is OperatorClass.POINTWISE:
+            new = set(flow.producers[position]) - seen
+            seen |= new
+            waiting += sorted(new)
+    return None
 
 
 def _is_spread(spec: TensorSpec, reduction: Loops, after: Loops) -> bool:
@@ -224,9 +280,12 @@ _LOOP_RULES = {
     (OperatorClass.REDUCTION, OperatorClass.POINTWISE): _LoopRule("epilogue", _epilogue),
     (OperatorClass.ROWS, OperatorClass.POINTWISE): _LoopRule("epilogue", _after_rows),
     (OperatorClass.PARAMETRISED, OperatorClass.POINTWISE): _LoopRule("epilogue", _after_parametrised),
+    (OperatorClass.PARAMETRISED, OperatorClass.REDUCTION): _LoopRule("epilogue", _added_up),
 }
 
 _READ_BY = _LoopRule("prologue", _before_parametrised)
+
+_STRIPS = _LoopRule("strips", _in_strips)
 
 MOST_REPEATED = 2
 """How many times as many elements as there are may be computed for a gather."""

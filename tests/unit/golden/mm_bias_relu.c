@@ -1,8 +1,9 @@
 /* aten::mm */
 /* aten::add.Tensor */
 /* aten::relu */
-static void mm_add_relu_b45dbed3ec(
+static void mm_add_relu_e4dbd0d405(
         const f32 *restrict x0, const f32 *restrict x1, const f32 *restrict x2, f32 *restrict y0, i64 n0, i64 n1, i64 n2) {
+    f32 bound_00000000 = 0.0f; UNKNOWN(bound_00000000);
     #pragma omp parallel for collapse(2) if (2 * 2 > 8)
     for (i64 bi = 0; bi < 2; bi++) {
         for (i64 bj = 0; bj < 2; bj++) {
@@ -92,7 +93,7 @@ static void mm_add_relu_b45dbed3ec(
                         const i64 i0 = at_26;
                         const i64 i1 = at_27;
                         const f32 add = made_25 + x2[i1];
-                        const f32 relu = max_number_f32(add, 0.0f);
+                        const f32 relu = max_bound_f32(add, bound_00000000);
                         y0[i0 * n1 + i1] = relu;
                     }
                 }

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from kagent_core.codegen.generic.dense_tiles import choose_tile
 from kagent_core.codegen.generic.register_rows import GAP
+from kagent_core.codegen.generic.scaled_rows import MOST_BYTES
 from kagent_core.optimize.convolution_blocks import use_blocks, use_transposed_blocks
 from kagent_core.optimize.inference_graph import InferenceGraph
 from kagent_core.optimize.layout import channels_last
@@ -108,7 +109,29 @@ def _is_in_blocks(graph: InferenceGraph, node: Node) -> bool:
     by_line = any(step != 1 for step in stride) or any(padding)
     length: object = graph.fake(node).shape[3]
     fills_tiles = not isinstance(length, int) or (length >= _LONG_ENOUGH and _is_wide(length, made))
-    return read == 1 or by_line or graph.fake(weight).nbytes > (_NEAR if fills_tiles else _BY_BLOCK)
+    most = _NEAR if fills_tiles else _BY_BLOCK
+    return read == 1 or by_line or graph.fake(weight).nbytes > (MOST_BYTES if _is_scaled(graph, node) else most)
+
+
+def _is_scaled(graph: InferenceGraph, node: Node) -> bool:
+    """Whether numbers that an image's channels are multiplied with are better multiplied with the weight.
+
+    They are where there are more places than channels that are made. With 14 by 14 places of 672 channels, of which 112
+    are made, that took 3% less than a kernel for the product and a convolution in blocks; with 7 by 7, 5 to 15% more.
+    """
+    arguments: Any = node.args
+    source, weight, *_ = arguments
+    if source.target is not aten.mul.Tensor or graph.only_user(source) is not node:
+        return False
+    sizes: list[object] = list(graph.fake(source).shape[2:])
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    scaled = any(map(_is_same_at_all_places, map(graph.fake, source.all_input_nodes)))
+    return scaled and graph.fake(source).shape[2:].numel() > graph.fake(weight).shape[0]
+
+
+def _is_same_at_all_places(fake: torch.Tensor) -> bool:
+    return fake.dim() == 4 and all(fake.shape[dim] == 1 or fake.stride(dim) == 0 for dim in (2, 3))
 
 
 def _is_wide(length: int, made: int) -> bool:

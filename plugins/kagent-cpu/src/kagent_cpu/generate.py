@@ -110,7 +110,8 @@ def code_generator(config: Config) -> ExpressionGenerator | None:
         log.info("operators on the CPU are not fused: %s", why_no_compiler())
         return None
     round_halves = config.half_rounding == "operator"
-    tiles = TILES_OF_MANY_THREADS if (config.threads or torch.get_num_threads()) >= MANY_THREADS else TILES
+    threads = config.threads or torch.get_num_threads()
+    tiles = replace(TILES_OF_MANY_THREADS if threads >= MANY_THREADS else TILES, threads=threads)
     return ExpressionGenerator(
         CLanguage(),
         write_loops,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
+import struct
 
 from kagent_core.codegen.c_family import PREAMBLE_HELPERS, CFamily, is_plain_number
 from kagent_core.codegen.dtypes import compute_dtype
@@ -67,17 +69,17 @@ INLINE f32 one_plus_exp_f32(f32 x) {
     f32 r = EXP_REST(fmaf, , c, n), p = EXP_OF_REST(fmaf, , r);
     return fmaf(p + p, bits_i32_f32((i32)((u32)bits << 23)), 1.0f);
 }
-/* the greater one of x and a number, or NaN. Of two choices between floats in a row, as in a clamp, gcc makes seven
-   operations on AVX-512's masks; of integers in the order of floats it makes none. */
-INLINE f32 max_number_f32(f32 x, f32 number) {
-#if defined(__AVX512F__) && !defined(__clang__)
-    i32 bits = bits_f32_i32(x), least = bits_f32_i32(number + 0.0f);
-    i32 found = number >= 0 ? (bits > least ? bits : least) : (i32)((u32)bits < (u32)least ? (u32)bits : (u32)least);
-    return x == x ? bits_i32_f32(found) : x;
+/* the greater or smaller one of x and a bound, or NaN: what a processor's own instructions give. Of a comparison with
+   a number that gcc knows it makes an operation on masks and a choice by them instead, so it must not know it. */
+INLINE f32 max_bound_f32(f32 x, f32 bound) { return x < bound ? bound : x; }
+INLINE f32 min_bound_f32(f32 x, f32 bound) { return bound < x ? bound : x; }
+#if defined(__x86_64__)
+#define UNKNOWN(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define UNKNOWN(x) __asm__("" : "+w"(x))
 #else
-    return !(x <= number) ? x : number;
+#define UNKNOWN(x) __asm__("" : "+m"(x))
 #endif
-}
 /* a block of 32 by 32 elements of 4 bytes, whose rows are 33 elements apart, transposed in registers of 8 */
 typedef f32 f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -131,6 +133,9 @@ INLINE f32 lgamma_f32(f32 x) {
 
 _VECTORS = HostVectors(vector_nbytes(), vector_registers())
 _REGISTER_TILES = RegisterTiles(vector_nbytes() // 4, vector_registers())
+_BOUND = "bound_"
+"""What the names of numbers begin with that values are compared with; their bits follow."""
+
 _OWN_FUNCTIONS = {(name, "float32"): f"{name}_f32" for name in ("erf", "exp", "fmod", "lgamma")}
 
 
@@ -146,14 +151,27 @@ class CLanguage(CFamily):
 
     def primitive(self, node: Expr, args: list[str]) -> str:
         """Return a primitive of some values."""
-        if node.op == "max" and compute_dtype(node.dtype) == "float32" and is_plain_number(node.args[1]):
-            return f"max_number_f32({bare(args[0])}, {bare(args[1])})"
+        if node.op in ("max", "min") and compute_dtype(node.dtype) == "float32" and is_plain_number(node.args[1]):
+            bits = struct.pack(">f", node.args[1].payload).hex()
+            return f"{node.op}_bound_f32({bare(args[0])}, {_BOUND}{bits})"
         if node.op == "add" and compute_dtype(node.dtype) == "float32":
             for number, other, text in zip(node.args, node.args[::-1], args[::-1], strict=True):
                 is_one = number.op == "constant" and number.payload == 1
                 if is_one and other.op == "exp" and text.startswith("exp_f32("):  # and nothing else uses it
                     return f"one_plus_{text}"
         return super().primitive(node, args)
+
+    def finished(self, text: str) -> str:
+        """Return a kernel's text with the bounds that it compares with, in front of all else that it does."""
+        bounds = sorted(set(re.findall(rf"\b{_BOUND}([0-9a-f]{{8}})\b", text)))
+        if not bounds:
+            return text
+        lines = []
+        for bits in bounds:
+            [number] = struct.unpack(">f", bytes.fromhex(bits))
+            lines.append(f"    f32 {_BOUND}{bits} = {self.literal(number, 'float32')}; UNKNOWN({_BOUND}{bits});\n")
+        head, brace, body = text.partition("{\n")
+        return "".join([head, brace, *lines, body])
 
     def tile_transposer(self, itemsize: int) -> str | None:
         """Return the function that transposes a tile in registers: for elements of 4 bytes."""

@@ -16,6 +16,7 @@ from kagent_core.device import GraphOptimizer
 from kagent_core.inspect.logs import get_logger
 from kagent_core.optimize.inference_graph import InferenceGraph
 from kagent_core.optimize.recurrent import compute_inputs_first
+from kagent_core.optimize.single_places import as_product, is_of_single_places
 from kagent_cpu.activations import activation_after
 from kagent_cpu.direct import is_direct, is_direct_transposed, lay_out, lay_out_transposed
 from kagent_cpu.direct_products import is_direct_product, lay_out_product
@@ -68,6 +69,9 @@ class Prepacking(GraphOptimizer):
             if node.args[6]:
                 if self._generates and is_direct_transposed(graph, node):
                     lay_out_transposed(graph, node)
+                continue
+            if self._generates and not self._reduces and is_of_single_places(graph, node):
+                as_product(graph, node)
                 continue
             convolution = self._reduced(graph, node)
             if self._generates and is_direct(graph, convolution, self._threads):
