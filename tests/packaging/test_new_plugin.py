@@ -17,7 +17,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["toy", "npu"])
+# the page on writing a plugin installs and runs both shapes; the nightly run has both here, too
+@pytest.fixture(scope="module", params=["toy", pytest.param("npu", marks=pytest.mark.nightly)])
 def plugin(request: pytest.FixtureRequest, environment: Environment) -> Iterator[str]:
     """The device type of a plugin that was made and installed."""
     name: str = request.param

@@ -34,7 +34,10 @@ GROUPS = {
 }
 
 
-@pytest.fixture(params=GROUPS)
+OFTEN = [name for name in GROUPS if name not in ("32 threads", "64 threads")]  # the nightly run has the others, too
+
+
+@pytest.fixture(params=[*OFTEN, *(pytest.param(n, marks=pytest.mark.nightly) for n in GROUPS if n not in OFTEN)])
 def shared(request: pytest.FixtureRequest, device: str) -> Iterator[str]:
     """Name of a device whose blocks share rows, of every kind."""
     with gpu_like(GROUPS[request.param]) as name:
@@ -184,7 +187,9 @@ def test_integers(shared_by_64: str, dtype: torch.dtype) -> None:
         check(shared_by_64, functools.partial(each, functools.partial(function, dim=dim)), *given)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS[::2], *(pytest.param(dtype, marks=pytest.mark.nightly) for dtype in FLOATS[1::2])], ids=str
+)
 def test_floats_of_every_type(shared_by_64: str, dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> Any:
         weight = x[0] * 2

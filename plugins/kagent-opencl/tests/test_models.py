@@ -9,9 +9,12 @@ from kagent_core.testing.conformance.models import check_model, inference, real_
 
 from .architectures import NAMES, architecture
 
+NIGHTLY = ("mobilenet_v2",)
+"""Models that take long, and whose operators are in others."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly) if n in NIGHTLY else n for n in NAMES])
 def test_inference(device: str, name: str) -> None:
     ran = check_model(inference, architecture(name), Target(device))
     assert ran.fallbacks == ()
