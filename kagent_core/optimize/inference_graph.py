@@ -91,7 +91,8 @@ class InferenceGraph:
             yield
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert a call of an operator."""
+        """Insert a call of an operator. Sizes that are not known before a call are those that the graph computes."""
+        args, kwargs = tree_map(self._size_of, (args, kwargs))
         node = self.graph.call_function(target, args, kwargs)
         node.meta = {"val": self.evaluated(node)}
         self._inherit(node)
@@ -142,6 +143,17 @@ class InferenceGraph:
         self._constants.clear()
         for node in self.graph.nodes:
             self._note(node)
+
+    def _size_of(self, value: Any) -> Any:
+        """Return the node that gives a symbolic size, where there is one before the place; else the value."""
+        if isinstance(value, torch.SymInt):
+            for node in self.graph.nodes:
+                if node is self._place:
+                    break
+                known = node.meta.get("val")
+                if isinstance(known, torch.SymInt) and known.node.expr == value.node.expr:
+                    return node
+        return value
 
     def _inherit(self, node: Node) -> None:
         for name in ("stack_trace", "nn_module_stack"):

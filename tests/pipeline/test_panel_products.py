@@ -204,6 +204,18 @@ def test_any_number_of_rows() -> None:
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_sizes_that_nobody_knows_are_those_that_the_graph_computes() -> None:
+    """A view in the shape of a product takes its number of rows from the graph: PyTorch warns of raw symbols in one."""
+    layer = nn.Linear(64, 64).eval()
+    function = lambda x: functional.gelu(layer(x) + x)
+    compiled = torch.compile(function, backend="kagent", options={"device": "cpu"}, dynamic=True)
+    with torch.no_grad():
+        for count in (3, 4, 7):
+            x = torch.randn(count, 8, 64)
+            torch.testing.assert_close(compiled(x), function(x))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 30, 16), (3, 41, 33), (65, 31, 130), (333, 60, 200)])
 def test_sums_of_several_stretches(
