@@ -145,7 +145,7 @@ def first_samples(entry: Any, dtype: torch.dtype, count: int, requires_grad: boo
     torch.manual_seed(0)
     modules = [sys.modules.get(f"torch.testing._internal.{name}") for name in ("common_utils", "opinfo.core")]
     with contextlib.ExitStack() as patches:
-        for module in modules:  # both search the stack for a unittest that might run, a quarter of a second each time
+        for module in modules:  # both search the stack for a unittest that might run, for longer than samples take
             if hasattr(module, "extract_test_fn"):
                 patches.enter_context(mock.patch.object(module, "extract_test_fn", return_value=None))
         return list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=requires_grad), count))
