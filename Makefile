@@ -36,7 +36,8 @@ test: $(READY) ## run all tests
 
 nightly: $(READY) ## compare 2000 random programs with eager PyTorch, other ones each time; run the longest tests
 	@$(install_opencl)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600 -m nightly $(ARGS)
+	@TEST_SEED=$${TEST_SEED:-$$(date +%s)} $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600 \
+		-m nightly $(ARGS)
 	@RANDOM_GRAPHS=$(or $(GRAPHS),2000) $(BIN)/python -m pytest -n $(WORKERS) --timeout 14400 \
 		tests/pipeline/test_random_graphs.py $(ARGS)
 

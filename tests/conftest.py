@@ -9,6 +9,10 @@ import pytest
 from kagent_core.inspect import logs
 from kagent_core.testing import collecting
 
+from .seeding import pytest_report_header, random_numbers_of_its_own
+
+__all__ = ["pytest_report_header", "random_numbers_of_its_own"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let what tests compare with files be written anew."""

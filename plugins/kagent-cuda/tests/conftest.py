@@ -15,6 +15,9 @@ from kagent_cuda.devices import emulated_device, list_devices
 from kagent_cuda.emulated.kernels import Machine
 from kagent_cuda.emulated.launches import Region, run_kernel
 from kagent_cuda.emulated.memory import Allocation, Memory
+from tests.seeding import random_numbers_of_its_own
+
+__all__ = ["random_numbers_of_its_own"]
 
 
 class Emulator:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kagent_opencl.platforms import list_devices
+from tests.seeding import random_numbers_of_its_own
+
+__all__ = ["random_numbers_of_its_own"]
 
 
 @pytest.fixture(scope="session")

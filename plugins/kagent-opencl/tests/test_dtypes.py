@@ -17,6 +17,7 @@ from kagent_core.config import Config, load_config
 from kagent_core.errors import KagentError
 from kagent_core.session import session_for
 from kagent_core.specs import Device, DeviceInfo
+from kagent_core.testing.compare import assert_as_exact
 from kagent_core.testing.conformance import operators
 from kagent_core.testing.conformance.architectures import ARCHITECTURES
 from kagent_core.testing.conformance.case import Target
@@ -107,8 +108,7 @@ def test_sums_are_as_accurate_as_eagers(
         function = functools.partial(aten.sum.dim_IntList, dim=dims)
         made, fallbacks = run(function, x)
         assert fallbacks == {}
-        exact = function(x.double())
-        assert error(made, exact) <= 2 * error(function(x), exact) + 1e-12
+        assert_as_exact(made, function(x), function(x.double()), 2, f"sums along {dims}")
     assert sources
 
 

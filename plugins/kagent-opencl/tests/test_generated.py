@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import kagent_core
+from kagent_core.testing.compare import assert_as_exact
 from kagent_opencl.language import OpenClLanguage
 from kagent_opencl.platforms import list_devices
 
@@ -22,10 +23,8 @@ SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0, 0.5,
 
 def check_sums(device: str, function: Function, *args: torch.Tensor) -> None:
     """Compare with float64: the error is at most twice eager's."""
-    exact = function(*(arg.double() for arg in args))
     [got] = run(device, function, *args)
-    ours, eagers = (float((made.double() - exact).square().mean().sqrt()) for made in (got, function(*args)))
-    assert ours <= 2 * eagers + 1e-12
+    assert_as_exact(got, function(*args), function(*(arg.double() for arg in args)), 2, "sums")
 
 
 @pytest.fixture(scope="module")
