@@ -2,7 +2,8 @@
 # .venv/.ready says that the environment is what constraints.txt and the pyproject files ask for.
 
 PYTHON  ?= python3
-VENV    ?= .venv
+TORCH   ?=
+VENV    ?= .venv$(addprefix -torch-,$(TORCH))
 DIST    ?= dist
 WORKERS ?= 2
 ARGS    ?=
@@ -11,7 +12,7 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install -qq --no-compile --progress-bar off --constraint constraints.txt
+INSTALL := $(PIP) install -qq --no-compile --progress-bar off --constraint $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 
 # two cores: one thread for each of the test workers
 test nightly conformance-full: export OMP_NUM_THREADS ?= 1
@@ -23,7 +24,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  make demo ARGS="--query ..." and make test ARGS="-k ..." pass arguments on;'
-	@echo '  PYTHON=python3.12 picks the Python that the environment is made from.'
+	@echo '  PYTHON=python3.12 picks the Python that the environment is made from, and TORCH=2.9.0 another PyTorch.'
 
 setup: $(READY) ## make the environment in .venv; every other target does it by itself
 
@@ -99,7 +100,8 @@ $(READY): constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 		echo "setup: making $(VENV) with $$($(PYTHON) --version)"; \
 		$(PYTHON) -m venv --clear $(VENV); }
-	@echo "setup: installing into $(VENV), pinned by constraints.txt (a few minutes the first time)"
+	@echo "setup: installing into $(VENV), pinned by constraints.txt$(if $(TORCH), but with PyTorch $(TORCH)) (a few minutes the first time)"
+	@[ ! "$(TORCH)" ] || sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
 	@$(INSTALL) hatchling editables
 	@$(INSTALL) --no-build-isolation --editable '.[demo,dev]' $(foreach plugin,$(PLUGINS),--editable ./$(plugin))
 	@command -v gcc >/dev/null || command -v clang >/dev/null || { \

@@ -34,9 +34,23 @@ log = get_logger("capture")
 
 KEPT_OPERATORS = 256
 
+READ_NO_ELEMENT = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("size", "stride", "numel", "storage_offset", "dim", "is_contiguous", "is_same_size"),
+        *("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "sym_is_contiguous"),
+        *("is_complex", "is_floating_point", "is_signed", "is_conj", "is_neg", "is_inference"),
+    )
+)
+"""Operators that return what is known of a tensor without its elements."""
+
 
 class _NotStridedError(Exception):
     """The operator returns a tensor of another layout than strided."""
+
+
+class _NumberError(Exception):
+    """The operator returns a number, which is that of these tensors and of no others."""
 
 
 def _needs_the_tensors_themselves(overload: Any, leaves: Sequence[Any]) -> bool:
@@ -74,6 +88,8 @@ class SingleOperators:
             As the agents raise.
         """
         leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if overload._schema.name in READ_NO_ELEMENT:
+            return overload(*args, **kwargs)
         if _needs_the_tensors_themselves(overload, leaves):
             return _run_unplanned(session, overload, args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -83,7 +99,7 @@ class SingleOperators:
             if single is None:
                 try:
                     single = _build(session, overload, leaves, structure)
-                except (DataDependentOutputException, DynamicOutputShapeException, _NotStridedError):
+                except (DataDependentOutputException, DynamicOutputShapeException, _NotStridedError, _NumberError):
                     return _run_unplanned(session, overload, args, kwargs)
                 self._known[key] = single
                 if len(self._known) > KEPT_OPERATORS:
@@ -125,6 +141,8 @@ def _build(session: Session, overload: Any, leaves: Sequence[Any], structure: py
     flat, spec = pytree.tree_flatten(value)
     if any(isinstance(item, torch.Tensor) and item.layout is not torch.strided for item in flat):
         raise _NotStridedError
+    if flat and not any(item is None or isinstance(item, torch.Tensor) for item in flat):
+        raise _NumberError  # which it is depends on elements: of scalars, fake tensors remember them in PyTorch 2.15
     node_args, node_kwargs = pytree.tree_unflatten(nodes, structure)
     call = graph.create_node(
         "call_function", overload, node_args, node_kwargs, name=overload._schema.name.split("::")[1]

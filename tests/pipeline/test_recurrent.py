@@ -133,11 +133,17 @@ def test_sequences_of_any_length() -> None:
         torch.testing.assert_close(run(x), model(x))
 
 
+states_with_a_dimension_too_many = pytest.mark.xfail(
+    torch.torch_version.TorchVersion(torch.__version__) < "2.13",
+    reason="PyTorch before 2.13 takes these LSTMs apart wrongly, for every backend: its pull request 185716",
+)
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (lambda: nn.LSTM(4, 8, proj_size=3), {}),
-        (lambda: nn.LSTM(4, 8, dtype=torch.float64), {}),
+        pytest.param(lambda: nn.LSTM(4, 8, proj_size=3), {}, marks=states_with_a_dimension_too_many),
+        pytest.param(lambda: nn.LSTM(4, 8, dtype=torch.float64), {}, marks=states_with_a_dimension_too_many),
         (lambda: nn.LSTM(4, 8, dtype=torch.bfloat16), {}),
         (lambda: nn.LSTM(4, 8), {"threads": 8}),
         (lambda: nn.LSTM(4, 8), {"generated_kernels": "off"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional
@@ -12,6 +14,7 @@ from kagent_core.capture.lazy_bits import with_bits
 from kagent_core.errors import CaptureError, KernelExecutionError
 from kagent_core.specs import KernelDescriptor
 from kagent_core.testing.compare import check_against_eager
+from kagent_core.testing.conformance.database import everything_captured
 
 torch.manual_seed(0)
 COMPLEX = torch.randn(4, 3, dtype=torch.complex64)
@@ -193,6 +196,34 @@ def test_storage_offset_of_an_input_may_change():
         for offset in (0, 2, 5, 0):
             x = torch.randn(20)[offset : offset + 6]
             torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("name", ["_local_scalar_dense", "item", "is_nonzero"])
+def test_numbers_are_those_of_the_tensor_that_is_given(name):
+    run = functools.partial(kagent_core.run_op, f"aten::{name}", device="cpu")
+    for values in ([1, 2, 0], [1.5, float("inf"), 0.0], [True, False]):
+        scalars = torch.tensor(values)
+        assert [run(scalar) for scalar in scalars] == [getattr(torch.ops.aten, name)(scalar) for scalar in scalars]
+
+
+def test_numbers_that_need_no_element():
+    x = torch.arange(40.0).view(5, 8)
+    for y in (x, x[1:], x[2:, 3:], x.t()[1:], x[:, ::2]):
+        for name, *rest in (("sym_size", 1), ("sym_stride", 0), ("sym_numel",), ("sym_storage_offset",)):
+            got = kagent_core.run_op(f"aten::{name}{'.int' if rest else ''}", y, *rest, device="cpu")
+            assert got == getattr(torch.ops.aten, name)(y, *rest), name
+    assert kagent_core.run_op("aten::is_same_size", x, x + 1, device="cpu") is True
+
+
+def test_numbers_are_those_of_each_call_where_sizes_depend_on_data():
+    def function(x, places):
+        return torch.tensor_split(x, places), x[: places[1].item()]
+
+    with everything_captured():
+        compiled = torch.compile(function, backend="kagent", options={"device": "cpu"})
+        for places in ([1, 2, 3], [0, 4, 4], [2, 3, 5]):
+            x, given = torch.randn(5, 3), torch.tensor(places)
+            torch.testing.assert_close(compiled(x, given), function(x, given))
 
 
 def test_run_op_says_what_an_operator_does_not_take(capfd):
