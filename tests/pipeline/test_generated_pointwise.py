@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from kagent_core.codegen.generator import ExpressionGenerator
+from kagent_core.config import load_config
+from kagent_core.session import session_for
+from kagent_core.single import run_overload
+from kagent_core.testing.compare import assert_same
 
 from .pointwise_cases import DTYPES, FLOATS, INTEGERS, Case, Results, cases_of, numbers, overload, pairs
 from .traced import CPU, close, traced
@@ -199,7 +203,7 @@ def test_halves_are_rounded_as_in_eager(dtype):
         ("leaky_relu", lambda x: aten.leaky_relu(x, number), (x,)),
         ("threshold", lambda x: aten.threshold(x, number, 0.1), (x,)),
         ("hardshrink", lambda x: aten.hardshrink(x, number), (x,)),
-        ("softshrink", lambda x: aten.softshrink(x, number), (x,)),
+        ("softshrink", lambda x: aten.softshrink(x, 0.375), (x,)),
         ("addcmul", lambda x, y: aten.addcmul(x, y, x, value=number), (x, y)),
         ("addcdiv", lambda x, y: aten.addcdiv(x, y, x, value=number), (x, y)),
         ("lerp", lambda x, y: aten.lerp.Scalar(x, y, number), (x, y)),
@@ -215,6 +219,18 @@ def test_halves_are_rounded_as_in_eager(dtype):
         ("clamp", lambda x: aten.clamp(x, -number, number), (x,)),
     ]
     check(cases, exactly=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_versions_of_pytorch_make_different_things_of_is_left_to_it(dtype):
+    x, nan = numbers(dtype, 300), float("nan")
+    calls = [(aten.clamp.default, x, *bounds) for bounds in ((nan,), (None, nan), (nan, 3), (2, nan))]
+    calls += [(aten.clamp_min.default, x, nan), (aten.clamp_max.default, x, nan)]
+    if dtype.is_floating_point:
+        calls.append((aten.softshrink.default, x, 1 / 3))
+    session = session_for(load_config({"device": "cpu", "generated_kernels": "all"}))
+    for operator, *given in calls:
+        assert_same(run_overload(session, operator, given, {}), operator(*given), f"{operator} of {given[1:]}")
 
 
 @pytest.mark.parametrize("source", DTYPES, ids=str)

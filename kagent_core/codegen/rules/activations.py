@@ -7,7 +7,7 @@ from typing import Any
 
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.lowering import Lowering
-from kagent_core.codegen.numbers import fits
+from kagent_core.codegen.numbers import alike_when_rounded, fits
 from kagent_core.codegen.rules.core import RULES
 from kagent_core.codegen.table import LoweringKind
 
@@ -112,7 +112,7 @@ def hardshrink(self: Element, lambd: Element) -> Element:
     return ((self >= -lambd) & (self <= lambd)).where(0, self)
 
 
-@pointwise("aten::softshrink", unrounded=("lambd",))
+@pointwise("aten::softshrink", accepts=alike_when_rounded("lambd"))
 def softshrink(self: Element, lambd: Element) -> Element:
     below = (self < -lambd).where(self + lambd, self * 0)
     return (self > lambd).where(self - lambd, below)

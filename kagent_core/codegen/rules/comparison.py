@@ -7,7 +7,7 @@ from typing import Any
 from kagent_core.codegen.dtypes import FLOATS
 from kagent_core.codegen.elements import Element, Indices, Operand
 from kagent_core.codegen.lowering import Lowering
-from kagent_core.codegen.numbers import fits
+from kagent_core.codegen.numbers import bounds, fits
 from kagent_core.codegen.rules.core import RULES
 from kagent_core.codegen.table import LoweringKind, Operands
 
@@ -117,18 +117,18 @@ def fmin(self: Element, other: Element) -> Element:
     return self.op("fmin" if self.is_float else "min", other)
 
 
-@pointwise("aten::clamp", "aten::clamp.Tensor", "aten::clip", "aten::clip.Tensor", accepts=fits("min", "max"))
+@pointwise("aten::clamp", "aten::clamp.Tensor", "aten::clip", "aten::clip.Tensor", accepts=bounds("min", "max"))
 def clamp(self: Element, min: Element | None, max: Element | None) -> Element:
     lifted = self if min is None else self.op("max", min)
     return lifted if max is None else lifted.op("min", max)
 
 
-@pointwise("aten::clamp_min", "aten::clamp_min.Tensor", accepts=fits("min"))
+@pointwise("aten::clamp_min", "aten::clamp_min.Tensor", accepts=bounds("min"))
 def clamp_min(self: Element, min: Element) -> Element:
     return self.op("max", min)
 
 
-@pointwise("aten::clamp_max", "aten::clamp_max.Tensor", accepts=fits("max"))
+@pointwise("aten::clamp_max", "aten::clamp_max.Tensor", accepts=bounds("max"))
 def clamp_max(self: Element, max: Element) -> Element:
     return self.op("min", max)
 
