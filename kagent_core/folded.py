@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kagent_core.inspect.logs import get_logger
+from kagent_core.optimize.affine import NotFoldableError
 from kagent_core.optimize.splitting import SplitGraph
 from kagent_core.watch.memory import MemoryWatch, memory_of
 
@@ -78,7 +79,7 @@ class FoldedGraph:
         return self.run_whole(args) if run is None else run(self._pick_kept(args))
 
     def _runner(self, parameters: tuple[torch.Tensor, ...]) -> GraphRunner | None:
-        """Return what runs the graph with the constants of some parameters; None while those keep changing."""
+        """Return what runs the graph with the constants of some parameters; None while those change, or have none."""
         with self._lock:
             known = self._latest
             if known is not None and known.are_as_before(parameters):
@@ -89,15 +90,17 @@ class FoldedGraph:
             if changed:
                 known.unchanged_calls = 0
                 known.changed_calls += 1
-                known.run = None
+                known.run, known.foldable = None, True
                 if known.changed_calls == RESTLESS:
                     log.info("%s: its parameters change at every call, so nothing is folded into them", self.name)
             else:
                 known.unchanged_calls += 1
                 if known.unchanged_calls >= RESTLESS:
                     known.changed_calls = 0
-            if known.run is None and known.changed_calls < RESTLESS:
-                known.run = self._bind(self._computed(parameters))
+            if known.run is None and known.foldable and known.changed_calls < RESTLESS:
+                constants = self._computed(parameters)
+                known.foldable = constants is not None
+                known.run = None if constants is None else self._bind(constants)
             return known.run
 
     def _known_of(self, parameters: tuple[torch.Tensor, ...]) -> _Constants:
@@ -112,10 +115,15 @@ class FoldedGraph:
         self._known.move_to_end(key)
         return known
 
-    def _computed(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _computed(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return the constants of some parameters; None where their values have none."""
         # as memory that anybody may use later, without gradients, and in the types that capture has written down
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-            made = self._parts.constants(*(parameter.detach() for parameter in parameters))
+            try:
+                made = self._parts.constants(*(parameter.detach() for parameter in parameters))
+            except NotFoldableError as error:
+                log.info("%s: nothing is folded into its parameters as they are: %s", self.name, error)
+                return None
         log.debug("%s: computed %d constants from %d parameters", self.name, self._parts.count, len(parameters))
         return made
 
@@ -132,6 +140,7 @@ class _Constants:
         self._found: list[bytes] = []
         self._look(parameters)
         self.run: GraphRunner | None = None
+        self.foldable = True
         self.changed_calls = 0
         self.unchanged_calls = 0
 

@@ -21,6 +21,8 @@ log = get_logger("capture")
 
 Runner = Callable[..., Any]
 
+_OVERLAPS = "%s: this call runs in eager PyTorch: input %d, which is written, shares memory with input %d"
+
 
 def guard_aliases(
     graph_module: GraphModule,
@@ -53,7 +55,7 @@ def guard_aliases(
     layout = storage_layout(example_inputs)
     if layout is None:
         return _guard_separate(graph_module, compiled, written, _is_static(example_inputs), name)
-    return _guard_shared(graph_module, compiled, layout, name, backend)
+    return _guard_shared(graph_module, compiled, written, layout, name, backend)
 
 
 def storage_layout(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -74,6 +76,18 @@ def storage_layout(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         (group[0], index, _number(inputs[index].storage_offset())) for group in members.values() for index in group
     ]
     return (*sorted(places), *(_base_of([inputs[index] for index in group]) for group in shared))
+
+
+def _is_more_than_views(inputs: Sequence[Any]) -> bool:
+    """Whether a storage goes on behind the last of the tensors that lie in it."""
+    rest: dict[int, int] = {}
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.numel():
+            storage = value.untyped_storage()
+            last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+            behind = int(storage.nbytes() - (value.storage_offset() + last + 1) * value.element_size())
+            rest[storage._cdata] = min(behind, rest.get(storage._cdata, behind))
+    return any(rest.values())
 
 
 def _base_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -112,11 +126,7 @@ def _guard_separate(
         if addresses != last_clear or not static:
             overlap = overlap_with_written(args, written)
             if overlap is not None:
-                log.warning(
-                    "%s: this call runs in eager PyTorch: input %d, which is written, shares memory with input %d",
-                    name,
-                    *overlap,
-                )
+                log.warning(_OVERLAPS, name, *overlap)
                 return graph_module(*args)
             last_clear = addresses
         return compiled(*args)
@@ -127,11 +137,17 @@ def _guard_separate(
 def _guard_shared(
     graph_module: GraphModule,
     compiled: Runner,
+    written: frozenset[int],
     layout: tuple[Any, ...],
     name: str,
     backend: Callable[..., Runner],
 ) -> Runner:
-    """Captured with inputs in one storage: the graph holds for exactly that layout."""
+    """Captured with inputs in one storage: the graph holds for exactly that layout.
+
+    Views made under inference mode know no base. Of those that overlap, AOTAutograd captures as much of their storage
+    as they reach, and calls with all of it.
+    """
+    without_base = any(len(place) == 1 for place in layout)
     separate = torch.compile(graph_module, backend=backend)
 
     def run(*args: Any) -> Any:
@@ -139,7 +155,11 @@ def _guard_shared(
         if came is None:
             return separate(*args)
         if came == layout:
-            return compiled(*args)
+            overlap = overlap_with_written(args, written) if without_base and _is_more_than_views(args) else None
+            if overlap is None:
+                return compiled(*args)
+            log.warning(_OVERLAPS, name, *overlap)
+            return graph_module(*args)
         log.warning(
             "%s: this call runs in eager PyTorch: its inputs share memory otherwise than those it was captured with",
             name,

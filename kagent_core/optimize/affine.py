@@ -2,11 +2,13 @@
 
 A batch normalization of inference, a scale and a shift of each channel: where scale and shift are constants, so are the
 weights that do it at once. These are computed in float64. Half types are left alone, whose every operator rounds as
-eager PyTorch's does.
+eager PyTorch's does. So is a scale that is not finite, or makes weights that are not: it makes infinities of sums, but
+NaN of sums of infinities.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,10 @@ aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_no_training.default
 _FOLDED_DTYPES = (torch.float32, torch.float64)
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+class NotFoldableError(Exception):
+    """Parameters have values with which no weights do what an affine step does."""
 
 
 def fold_affine_steps(graph: InferenceGraph) -> int:
@@ -116,7 +122,7 @@ def _step_after(graph: InferenceGraph, linear: _Linear) -> _Step | None:
         return None
     if user.target is _BATCH_NORM:
         return _batch_norm(graph, linear, user)
-    if not _is_folded_dtype(user) or graph.fake(user).shape != graph.fake(linear.result).shape:
+    if not _is_like(graph, user, linear.result):
         return None
     known = _ARITHMETIC.get(user.target)
     if known is None or user.kwargs or len(user.args) != 2:
@@ -125,6 +131,8 @@ def _step_after(graph: InferenceGraph, linear: _Linear) -> _Step | None:
     if user.target in (aten.mul.Tensor, aten.add.Tensor) and other is linear.result:
         one, other = other, one
     if one is not linear.result or not graph.is_constant(other) or not _is_per_channel(graph, other, linear):
+        return None
+    if user.target is aten.div.Tensor and not isinstance(other, Node) and other == 0:
         return None
     return _Step(user, (other,), known)
 
@@ -136,7 +144,7 @@ def _batch_norm(graph: InferenceGraph, linear: _Linear, node: Node) -> _Step | N
     if not all(graph.is_constant(each) for each in (weight, bias, mean, variance)):
         return None
     result = graph.only_user(node)
-    if result is None or result.args[1] != 0 or not _is_folded_dtype(result):
+    if result is None or result.args[1] != 0 or not _is_like(graph, result, linear.result):
         return None
     return _Step(result, (weight, bias, mean, variance, epsilon), _of_batch_norm)
 
@@ -152,7 +160,8 @@ def _fold(graph: InferenceGraph, linear: _Linear, step: _Step) -> Node:
         for constant in step.constants:
             if isinstance(constant, Node):
                 _move_before(constant, node)
-        pair = graph.prepared(_scaled_and_shifted, *given, like=(weight_fake, bias_fake))
+        # a weight with gaps, or one that was expanded, has neither when it is made anew
+        pair = graph.prepared(_scaled_and_shifted, *given, like=(torch.empty_like(weight_fake), bias_fake))
         weight, bias = (graph.prepared(_item, pair, place, like=pair.meta["val"][place]) for place in (0, 1))
         if node.target is aten.convolution.default:
             made = graph.call(node.target, node.args[0], weight, bias, *node.args[3:])
@@ -178,10 +187,16 @@ def _is_folded_dtype(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _FOLDED_DTYPES
 
 
+def _is_like(graph: InferenceGraph, node: Node, result: Node) -> bool:
+    """Whether a step gives as many numbers of the same type as it is given: a float64 tensor makes float64 of them."""
+    made, given = node.meta.get("val"), graph.fake(result)
+    return isinstance(made, torch.Tensor) and (made.shape, made.dtype) == (given.shape, given.dtype)
+
+
 def _is_per_channel(graph: InferenceGraph, value: Any, linear: _Linear) -> bool:
-    """Whether a constant is a number, or has one for each channel."""
+    """Whether a constant is a finite number, or has one number for each channel."""
     if not isinstance(value, Node):
-        return isinstance(value, (int, float))
+        return isinstance(value, (int, float)) and math.isfinite(value)
     fake = value.meta.get("val")
     if not isinstance(fake, torch.Tensor) or fake.dtype not in (*_FOLDED_DTYPES,):
         return False
@@ -199,7 +214,13 @@ def _is_per_channel(graph: InferenceGraph, value: Any, linear: _Linear) -> bool:
 def _scaled_and_shifted(
     weight: torch.Tensor, bias: torch.Tensor | None, dim: int, scale_and_shift: Callable[..., Any], *constants: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a weight, of which channels lie along a dimension, and a bias that do an affine step as well."""
+    """Return a weight, of which channels lie along a dimension, and a bias that do an affine step as well.
+
+    Raises
+    ------
+    NotFoldableError
+        When the weight or the bias would have infinities that nobody gave: sums of those are infinite elsewhere, or NaN.
+    """
     exact = [each.double() if isinstance(each, torch.Tensor) else each for each in constants]
     scale, shift = scale_and_shift(*exact)
     channels = weight.shape[dim]
@@ -207,9 +228,17 @@ def _scaled_and_shifted(
     shape = [1] * weight.dim()
     shape[dim] = channels
     new_weight = (weight.double() * scale.reshape(shape)).to(weight.dtype)
-    new_bias = shift if bias is None else bias.double() * scale + shift
+    new_bias = (shift if bias is None else bias.double() * scale + shift).to(weight.dtype)
+    if not scale.isfinite().all() or _overflows(new_weight, weight):
+        raise NotFoldableError("a scale is not finite, or makes weights that are not")
+    if _overflows(new_bias, shift if bias is None else shift + bias):
+        raise NotFoldableError("a scale and a shift make a bias that is not finite")
     laid_out = torch.empty_like(weight)  # with the strides that the graph knows
-    return laid_out.copy_(new_weight), new_bias.to(weight.dtype).clone()
+    return laid_out.copy_(new_weight), new_bias.clone()
+
+
+def _overflows(made: torch.Tensor, given: torch.Tensor) -> bool:
+    return bool((given.isfinite() & ~made.isfinite()).any())
 
 
 def _item(pair: tuple[torch.Tensor, torch.Tensor], place: int) -> torch.Tensor:

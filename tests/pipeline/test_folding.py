@@ -476,3 +476,69 @@ def test_nan_and_infinities_come_through_products_and_activations(activation: ty
         got, want = compiled(model)(t), model(t)
         assert torch.equal(got.isnan(), want.isnan())
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+# -- steps that are folded into weights
+
+
+class Scaled(nn.Module):
+    """A product whose columns are multiplied by numbers."""
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.scale = nn.Parameter(scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight) * self.scale
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernels", ["auto", "all"])
+@pytest.mark.parametrize("layout", ["columns apart", "turned, rows apart", "expanded"])
+def test_weights_with_gaps_are_folded_without_them(layout: str, kernels: str, folded: list[FoldedGraph]) -> None:
+    torch.manual_seed(0)
+    weights = {
+        "columns apart": torch.randn(8, 7)[:, 1::2],
+        "turned, rows apart": torch.randn(3, 16)[:, ::2].t(),
+        "expanded": torch.randn(1, 3).expand(8, 3),
+    }
+    model = Scaled(weights[layout], torch.randn(8))
+    run = compiled(model, generated_kernels=kernels)
+    for rows in (1, 5):
+        check(run, model, torch.randn(rows, 3))
+    assert folded
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernels", ["auto", "all"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolution_with_gaps_in_its_weight(transposed: bool, kernels: str, folded: list[FoldedGraph]) -> None:
+    torch.manual_seed(0)
+    conv = (nn.ConvTranspose2d if transposed else nn.Conv2d)(4, 4, 3)
+    conv.weight.data = torch.randn(4, 4, 3, 7)[..., 1::2]
+    model = nn.Sequential(conv, nn.BatchNorm2d(4)).eval()
+    model[1].running_mean.normal_()
+    check(compiled(model, generated_kernels=kernels), model, torch.randn(2, 4, 7, 7))
+    assert folded
+
+
+@torch.no_grad()
+def test_a_float64_scale_makes_a_float64_result() -> None:
+    model = Scaled(torch.randn(8, 3), torch.randn(8, dtype=torch.float64))
+    x = torch.randn(5, 3)
+    assert_same([compiled(model)(x)], [model(x)], "a product that is scaled in float64")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [float("inf"), float("-inf"), 1e30])
+def test_scales_that_no_weight_can_have_are_not_folded(scale: float, folded: list[FoldedGraph]) -> None:
+    torch.manual_seed(0)
+    model = Scaled(torch.randn(8, 3) * 1e10, torch.randn(8))
+    run, x = compiled(model), torch.randn(5, 3) * 1e-10
+    check(run, model, x)
+    for value in (scale, 2.0):  # and are folded again once they can
+        model.scale[3] = value
+        for _ in range(2):
+            torch.testing.assert_close(run(x), model(x))
+    assert folded

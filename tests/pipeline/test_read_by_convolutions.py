@@ -276,3 +276,21 @@ def test_narrow_products_are_covered_by_one_tile(stride: int) -> None:
     for made in (17, 24, 31, 40, 47, 50, 63):
         torch._dynamo.reset()
         check(nn.Sequential(nn.Conv2d(24, made, 1, stride), nn.ReLU6()), image(2, 24, 9, 9))
+
+
+@pytest.mark.parametrize("generated", ["auto", "all"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("number", [1.5, 2, True])
+def test_products_with_numbers_in_front_of_convolutions(
+    number: float, layout: torch.memory_format, generated: str
+) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 24, 1), nn.Conv2d(24, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.second(number * torch.relu(self.first(torch.tanh(x) * number)))
+            return made
+
+    check(Scaled(), torch.randn(2, 16, 7, 6).contiguous(memory_format=layout), generated_kernels=generated)

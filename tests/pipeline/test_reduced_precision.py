@@ -210,3 +210,21 @@ def test_a_processor_without_units_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 def test_a_device_without_such_products_is_an_error() -> None:
     with kagent_core.use_plugin(FakeDevice()), torch.no_grad(), pytest.raises(ConfigError, match="fake:0, but"):
         compiled(linear(), {**REQUESTED, "device": "fake:0"})(INPUTS[linear]())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("behind", [False, True])
+def test_groups_that_make_several_channels_of_one(behind: bool) -> None:
+    """Of these, oneDNN reads memory that nobody wrote, with steps that are longer than a line."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(5, 10, 5, (1, 3), (0, 2), (2, 1), groups=5)
+    model = (nn.Sequential(nn.Conv2d(5, 5, 1), convolution) if behind else convolution).bfloat16().eval()
+    run = torch.compile(model, backend="kagent", options={"device": "cpu"})
+    x = torch.randn(1, 5, 17, 1).bfloat16()
+    want = copy.deepcopy(model).float()(x.float())
+    for _ in range(3):
+        spoiled = [torch.full((n * 500,), 1e30) for n in range(1, 12)]
+        del spoiled  # whose memory is used again
+        got = run(x)
+        torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)

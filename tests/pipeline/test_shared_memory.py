@@ -122,3 +122,16 @@ def test_run_op_refuses_what_eager_refuses():
     with pytest.raises(RuntimeError, match="single memory location"):
         kagent_core.run_op("aten::add_.Tensor", base[1:], base[:7], device="cpu")
     assert torch.equal(base, torch.arange(8.0))
+
+
+@pytest.mark.parametrize("rows", [6, 10])
+def test_views_without_a_base_that_overlap(rows):
+    """Under inference mode, a view does not know what it is a view of, nor how much of that is behind it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: write_then_multiply(x, y), backend="kagent", options={"device": "cpu"})
+    with torch.inference_mode():
+        for _ in range(2):
+            base = torch.randn(rows, 8)
+            twin = base.clone()
+            torch.testing.assert_close(compiled(base[:5], base[1:6]), write_then_multiply(twin[:5], twin[1:6]))
+            torch.testing.assert_close(base, twin)

@@ -67,11 +67,9 @@ def _scaled(call: OpCall) -> tuple[TensorSpec, TensorSpec] | None:
     """Return a tensor and the numbers that its channels are multiplied with; None for another product."""
     made, pair = call.outputs[0], (call.arguments["self"], call.arguments["other"])
     for source, scale in (pair, pair[::-1]):
-        if (
-            not isinstance(scale, TensorSpec)
-            or len(made.shape) != 4
-            or (source.shape, source.dtype) != (made.shape, made.dtype)
-        ):
+        if not isinstance(source, TensorSpec) or not isinstance(scale, TensorSpec) or len(made.shape) != 4:
+            continue
+        if (source.shape, source.dtype) != (made.shape, made.dtype):
             continue
         if source.strides == made.strides and scale.dtype == made.dtype and is_scale(scale, source):
             return source, scale

@@ -63,6 +63,10 @@ class Prepacking(GraphOptimizer):
     def _pack(self, graph: InferenceGraph) -> None:
         if self._generates:
             compute_inputs_first(graph, functools.partial(packed_shape_of_steps, self._threads))
+        self._pack_convolutions(graph)
+        self._pack_products(graph)
+
+    def _pack_convolutions(self, graph: InferenceGraph) -> None:
         for node in graph.calls(aten.convolution.default):
             if not _is_packable_convolution(graph, node):
                 continue
@@ -74,10 +78,14 @@ class Prepacking(GraphOptimizer):
                 as_product(graph, node)
                 continue
             convolution = self._reduced(graph, node)
-            if self._generates and is_direct(graph, convolution, self._threads):
+            if _is_garbled(graph, convolution):
+                _read_contiguously(graph, convolution)
+            elif self._generates and is_direct(graph, convolution, self._threads):
                 lay_out(graph, convolution)
             else:
                 _pack_convolution(graph, convolution)
+
+    def _pack_products(self, graph: InferenceGraph) -> None:
         for node in graph.calls(aten.addmm.default, aten.mm.default):
             if not _is_packable_product(graph, node):
                 continue
@@ -99,6 +107,22 @@ def _is_packable_convolution(graph: InferenceGraph, node: Node) -> bool:
     constant = graph.is_constant(weight) and graph.is_constant(bias) and not graph.is_constant(node)
     known = fake.dim() == 4 and fake.dtype in packed_dtypes()
     return constant and known and not _is_empty(fake) and graph.is_free(node)
+
+
+def _is_garbled(graph: InferenceGraph, node: Node) -> bool:
+    """Whether oneDNN reads what nobody wrote, with a packed weight or channels-last.
+
+    In bfloat16 it does where groups make several channels of one, with steps that are longer than a line.
+    """
+    weight, groups = graph.fake(node.args[1]), node.args[-1]
+    made, read, *_ = weight.shape
+    return bool(groups != 1 == read and made != groups and weight.dtype is torch.bfloat16)
+
+
+def _read_contiguously(graph: InferenceGraph, node: Node) -> None:
+    with graph.before(node):
+        source = graph.call(aten.clone.default, node.args[0], memory_format=torch.contiguous_format)
+        graph.replace(node, graph.call(aten.convolution.default, source, *node.args[1:]))
 
 
 def _pack_convolution(graph: InferenceGraph, node: Node) -> None:
