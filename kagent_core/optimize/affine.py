@@ -219,7 +219,7 @@ def _scaled_and_shifted(
     Raises
     ------
     NotFoldableError
-        When the weight or the bias would have infinities that nobody gave: sums of those are infinite elsewhere, or NaN.
+        When weight or bias would have infinities that nobody gave: sums of those are infinite elsewhere, or NaN.
     """
     exact = [each.double() if isinstance(each, torch.Tensor) else each for each in constants]
     scale, shift = scale_and_shift(*exact)

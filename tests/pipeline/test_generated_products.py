@@ -11,6 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from kagent_core.config import load_config
+from kagent_core.session import session_for
+from kagent_core.single import run_overload
+
 from ..codegen_programs import kernel, refusal
 from .traced import CPU, close, compiled, traced
 
@@ -156,6 +160,20 @@ def test_a_factor_of_zero_ignores_what_it_scales() -> None:
         ]
     )
     assert all(result.isfinite().all() for results in got for result in results)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_products_times_0_are_those_of_the_library(dtype: torch.dtype) -> None:
+    session = session_for(load_config({"device": "cpu", "generated_kernels": "all"}))
+    ones, nan = torch.ones(4, 4, dtype=dtype), torch.full((4, 4), math.nan, dtype=dtype)
+    for operator, *given in (
+        (aten.addmm.default, ones, nan, nan),
+        (aten.baddbmm.default, ones[None], nan[None], nan[None]),
+        (aten.addbmm.default, ones, nan[None], nan[None]),
+        (aten.addmv.default, ones[0], nan, nan[0]),
+    ):
+        got = run_overload(session, operator, given, {"alpha": 0})
+        assert torch.equal(got.isnan(), operator(*given, alpha=0).isnan()), operator
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column() -> None:

@@ -15,12 +15,14 @@ Number = bool | int | float
 
 
 def _refusal(call: OpCall) -> str | None:
-    """PyTorch has no products of booleans, nor fractions of integers."""
+    """PyTorch has no products of booleans; whether one times 0 is computed, and may be NaN, depends on its library."""
     dtype = call.outputs[0].dtype.name
     if any(spec.dtype.name != dtype for spec in call.inputs):
         return f"{call.name} has operands of several types"
     if dtype == "bool":
         return f"{call.name} is a product of booleans, which PyTorch does not have"
+    if dtype in FLOATS and call.arguments.get("alpha") == 0:
+        return f"{call.name} multiplies its product by 0, which PyTorch leaves out for some types"
     return None
 
 
