@@ -38,18 +38,21 @@ _numbers = itertools.count()
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Core ATen decompositions, but for operators that draw random numbers.
+    """Core ATen decompositions, but for operators that draw random numbers, and standard deviations.
 
-    Those stay whole, so that a device which runs PyTorch's own kernels draws the numbers that eager PyTorch draws.
+    Those stay whole, so that a device which runs PyTorch's own kernels draws the numbers that eager PyTorch draws. The
+    root of a variance is not a standard deviation where the variance is beyond float32, as it is of numbers of 1e20.
     Operators that are nothing but calls of others are not among them: dispatch takes those apart in any case, and to
     list them, as `core_aten_decompositions` does, takes 70 ms of every start.
     """
-    drawing = {
+    whole = {
         torch.ops.aten.bernoulli.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten.std.correction,
+        torch.ops.aten.std_mean.correction,
     }
     core: dict[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
-    return {op: rule for op, rule in core.items() if op not in drawing}
+    return {op: rule for op, rule in core.items() if op not in whole}
 
 
 def kagent(

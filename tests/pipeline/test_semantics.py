@@ -198,6 +198,14 @@ def test_storage_offset_of_an_input_may_change():
             torch.testing.assert_close(compiled(x), function(x))
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e-20, 1.0, 1e25])
+def test_standard_deviations_whose_squares_are_beyond_float32(scale):
+    def function(x):
+        return x.std(), x.std(-1, correction=0), torch.std_mean(x, 0), x.std(1, keepdim=True) + 1
+
+    check_against_eager(function, torch.randn(8, 100) * scale, device="cpu")
+
+
 @pytest.mark.parametrize("name", ["_local_scalar_dense", "item", "is_nonzero"])
 def test_numbers_are_those_of_the_tensor_that_is_given(name):
     run = functools.partial(kagent_core.run_op, f"aten::{name}", device="cpu")
