@@ -246,6 +246,10 @@ def is_identical(got: Any, want: Any) -> bool:
 # -- the tests
 
 
+@pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__).release[:2] != (2, 13),
+    reason="other versions of PyTorch have other operators in their database",
+)
 def test_how_many_equal_eager() -> None:
     names = [full_name(entry) for entry in entries()]
     assert len(names) == len(set(names)) == ENTRIES
