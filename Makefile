@@ -94,14 +94,15 @@ clean: ## remove the environment and everything that was built
 		.benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find kagent_core plugins tests docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# hatchling goes first: it builds the editable installs, so that no build fetches an unpinned one
+# hatchling goes first: it builds the editable installs, so that no build fetches an unpinned one; another PyTorch than the
+# pinned one may bring libraries of NVIDIA's, of versions of its own
 $(READY): constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	@$(check_python)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 		echo "setup: making $(VENV) with $$($(PYTHON) --version)"; \
 		$(PYTHON) -m venv --clear $(VENV); }
 	@echo "setup: installing into $(VENV), pinned by constraints.txt$(if $(TORCH), but with PyTorch $(TORCH)) (a few minutes the first time)"
-	@[ ! "$(TORCH)" ] || sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
+	@[ ! "$(TORCH)" ] || sed 's/^torch==.*/torch==$(TORCH)/; /^nvidia-/d' constraints.txt >$(VENV)/constraints.txt
 	@$(INSTALL) hatchling editables
 	@$(INSTALL) --no-build-isolation --editable '.[demo,dev]' $(foreach plugin,$(PLUGINS),--editable ./$(plugin))
 	@command -v gcc >/dev/null || command -v clang >/dev/null || { \
