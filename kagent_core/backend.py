@@ -20,6 +20,7 @@ from kagent_core.capture.aliasing import guard_aliases
 from kagent_core.capture.graph import CapturedGraph, why_not_a_program
 from kagent_core.capture.lazy_bits import lazy_bits_as_captured
 from kagent_core.capture.unlike_host import UNLIKE_HOST
+from kagent_core.capture.views import restore_views
 from kagent_core.config import load_config
 from kagent_core.errors import KagentError
 from kagent_core.inference import check_float32_products, inference_runner, prepare_inference
@@ -238,6 +239,7 @@ class _Capture:
     def _compile(
         self, graph_module: GraphModule, name: str, parameters: Collection[int]
     ) -> Callable[[list[Any]], list[Any]]:
+        restore_views(graph_module)
         reason = why_not_a_program(graph_module)
         if log.isEnabledFor(10):
             log.debug("%s:\n%s", name, graph_module.print_readable(print_output=False))

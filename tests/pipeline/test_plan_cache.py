@@ -175,6 +175,37 @@ def test_float_and_bool_inputs():
         same(run(x, f, flag), x * f if flag else x - f)
 
 
+VIEWS_OF_A_PRODUCT = {
+    "unsqueeze": lambda y: y.unsqueeze(1) + 1,
+    "permute": lambda y: y.t(),
+    "view": lambda y: y.view(-1).exp(),
+    "views of views": lambda y: y.t().unsqueeze(0)[:, 1:].sum(-1),
+    "expand": lambda y: y.unsqueeze(0).expand(3, -1, -1).sum(0),
+    "several": lambda y: torch.cat([part * i for i, part in enumerate(y.split(2, -1))]),
+    "other numbers": lambda y: (y.view(torch.int32) & -2).view(torch.float32),
+    "written": lambda y: (y[0].add_(1), y),
+    "as_strided": lambda y: torch.as_strided(y, (2, 2), (1, 2), 1) + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("view", VIEWS_OF_A_PRODUCT)
+def test_a_view_of_a_product_with_a_number_that_changes(view, trained, dynamic):
+    """PyTorch puts a product with a tensor in the place of one with a number, of which what follows was a view."""
+    function = lambda x, f: VIEWS_OF_A_PRODUCT[view](x.cos() * f)
+    run = compiled(function, dynamic=dynamic, **CPU)
+    for rows, f in ((4, 1.5), (4, 2.5), (6, 3.5)):
+        x = torch.randn(rows, 6, requires_grad=trained)
+        given, expected = (one(x, f) for one in (run, function))
+        given, expected = (each if isinstance(each, tuple) else (each,) for each in (given, expected))
+        for one, other in zip(given, expected, strict=True):
+            same(one, other)
+        if expected[-1].requires_grad:
+            gradients = [torch.autograd.grad(each[-1].sum(), x)[0] for each in (given, expected)]
+            torch.testing.assert_close(*gradients)  # AOTAutograd lays them out by the result
+
+
 # -- strides and offsets
 
 LAYOUTS = {
