@@ -110,6 +110,14 @@ class CapturedGraph:
         return bases
 
 
+def _conjugate_number(number: complex, fake: torch.Tensor) -> dict[str, Any]:
+    """Return what to call ``scalar_tensor`` with for the conjugate of a number: in the gradient of ``1j * x``, say.
+
+    Views have no kernels. Where the result is conjugated lazily, it is the number itself that lies in memory.
+    """
+    return {"s": number if fake.is_conj() else number.conjugate(), "dtype": fake.dtype}
+
+
 def _storages(node: Node) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in _tensors(node.meta.get("val"))}
 
@@ -243,10 +251,14 @@ class _ProgramBuilder:
 
     def _operator(self, node: Node, schema: OperatorSchema, fake: Any) -> Any:
         arguments: dict[str, Any] = {}
+        overload: Any = node.target
         for argument, value in zip(schema.arguments, node.args, strict=False):
             arguments[argument.name] = self._argument(value)
         for name, value in node.kwargs.items():
             arguments[name] = self._argument(value)
+        if schema.signature == "aten::_conj" and isinstance(arguments["self"], complex):
+            overload = torch.ops.aten.scalar_tensor.default
+            schema, arguments = schema_of(overload), _conjugate_number(arguments["self"], fake)
         inputs = tuple(spec for value in arguments.values() for spec in flatten_tensors(value))
         aliases = self._aliases(node) if schema.signature not in MISTAKEN_ALIASES else {}
         first_new = len(self.buffers)
@@ -271,7 +283,7 @@ class _ProgramBuilder:
                 results=_flatten_results(result),
                 provenance=Provenance(node.meta.get("stack_trace") or ""),
                 random=schema.random,
-                overload=node.target,
+                overload=overload,
             )
         )
         return result

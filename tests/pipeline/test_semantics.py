@@ -9,12 +9,14 @@ import torch
 from torch.nn import functional
 
 import kagent_core
+from kagent_core import use_plugin
 from kagent_core.backend import decompositions
 from kagent_core.capture.lazy_bits import with_bits
 from kagent_core.errors import CaptureError, KernelExecutionError
 from kagent_core.specs import KernelDescriptor
 from kagent_core.testing.compare import check_against_eager
 from kagent_core.testing.conformance.database import everything_captured
+from kagent_core.testing.fake import FakeDevice
 
 torch.manual_seed(0)
 COMPLEX = torch.randn(4, 3, dtype=torch.complex64)
@@ -261,6 +263,32 @@ def test_gradients_that_come_back_lazily_conjugated(function, tangent):
     (got,) = torch.autograd.grad(y := compiled(x), x, tangent(y).to(y.dtype))
     (want,) = torch.autograd.grad(y := function(x), x, tangent(y).to(y.dtype))
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: z * 1j,
+        lambda z: z / (2 + 1j),
+        lambda z: (2 - 1j) / z,
+        lambda z: torch.exp(1j * z),
+        lambda z: torch.sub(z * z, z, alpha=2j),
+        lambda z: (1j * z).conj() * z,
+    ],
+    ids=["times", "divided", "divides", "exponential", "alpha", "conjugated"],
+)
+def test_gradients_of_products_with_complex_numbers(function):
+    """They have a number where a view's tensor would be: ``aten::_conj(1j)``."""
+    z = torch.randn(4, 3, dtype=torch.complex64, requires_grad=True)
+    tangent = torch.randn(4, 3, dtype=torch.complex64)
+    with use_plugin(FakeDevice()):
+        for device in "cpu", "fake:0":
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda z: function(z), backend="kagent", options={"device": device})
+            (got,) = torch.autograd.grad(compiled(z), z, tangent)
+            (want,) = torch.autograd.grad(function(z), z, tangent)
+            torch.testing.assert_close(got, want)
+            assert got.is_conj() == want.is_conj()
 
 
 def test_lazy_bits_are_written_out_right():

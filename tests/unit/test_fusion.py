@@ -263,6 +263,24 @@ def test_what_a_gather_reads_is_computed_where_it_reads_it():
     assert reason(analyze(calls[:2], printer=Generator()), 0, 1) == (False, told)
 
 
+@pytest.mark.parametrize(
+    ("signature", "arguments", "made", "reads"),
+    [
+        ("aten::max_pool2d", {"kernel_size": (2, 2)}, (1, 4, 3, 3), 36),
+        ("aten::max_pool2d", {"kernel_size": (2,), "stride": (1, 1), "padding": (1, 1)}, (1, 4, 7, 7), 784),
+        ("aten::avg_pool2d", {"kernel_size": (3, 3), "stride": (1, 1), "padding": (1, 1)}, (1, 4, 6, 6), 1296),
+        ("aten::_adaptive_avg_pool2d", {"output_size": (1, 1)}, (1, 4, 1, 1), 144),
+        ("aten::_adaptive_avg_pool2d", {"output_size": (5, 5)}, (1, 4, 5, 5), 400),
+    ],
+)
+def test_a_window_that_is_read_again_and_again_is_not_computed_each_time(signature, arguments, made, reads):
+    image, positive = tensor(0, 1, 4, 6, 6), tensor(1, 1, 4, 6, 6)
+    calls = [relu(0, image, positive), call(1, signature, {"self": positive, **arguments}, [tensor(2, *made)])]
+    fused, told = reason(analyze(calls, printer=Generator()), 0, 1)
+    assert fused == (reads <= 2 * image.numel), told
+    assert fused or told == f"pointwise: op_1 would compute the 144 elements of f32[1, 4, 6, 6] {reads} times"
+
+
 def rows_of(number, source, target):
     return call(number, "aten::_softmax", {"self": source, "dim": -1, "half_to_float": False}, [target])
 

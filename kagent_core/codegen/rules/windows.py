@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import or_
@@ -17,6 +18,8 @@ from kagent_core.codegen.indices import Index, flatten
 from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.rules.places import At, all_of, between, clamped, gathering, known, padded
 from kagent_core.specs import OpCall
+
+_POOLING = re.compile(r"aten::_?(adaptive_)?(avg|max)_pool\dd(_with_indices)?$")
 
 LARGEST_WINDOW = 32
 """Elements of a window that is written out."""
@@ -85,17 +88,21 @@ class _Repeated(Window):
             yield clamped(k, place, self.size), k.constant(True, "bool")
 
 
-def _too_large(call: OpCall) -> str | None:
+def window_size(call: OpCall) -> int:
+    """Return how many elements a call of a pooling operator reads for each of its results; 1 for other operators."""
+    if not _POOLING.match(call.signature):
+        return 1
     arguments = full_arguments(call)
-    own = arguments["self"]
-    if "output_size" in arguments:
-        spatial = own.shape[len(own.shape) - len(arguments["output_size"]) :]
-        if 0 in arguments["output_size"]:
-            return "no windows"
-        count = math.prod(_longest(size, out) for size, out in zip(spatial, arguments["output_size"], strict=True))
-    else:
-        dims = pooled_dims(call)
-        count = math.prod(spread(arguments["kernel_size"], dims))
+    if "output_size" not in arguments:
+        return math.prod(spread(arguments["kernel_size"], pooled_dims(call)))
+    sizes, own = arguments["output_size"], arguments["self"]
+    return math.prod(_longest(size, out) for size, out in zip(own.shape[-len(sizes) :], sizes, strict=True))
+
+
+def _too_large(call: OpCall) -> str | None:
+    if 0 in full_arguments(call).get("output_size", ()):
+        return "no windows"
+    count = window_size(call)
     if count > LARGEST_WINDOW:
         return f"windows of {count} elements, more than {LARGEST_WINDOW}"
     return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kagent_core.codegen.generic.leading import CONVOLUTION, PAD, is_read_by
 from kagent_core.codegen.generic.place_sums import adds_up_places
 from kagent_core.codegen.generic.strips import joined
+from kagent_core.codegen.rules.windows import window_size
 from kagent_core.extract.fusion.flow import DataFlow
 from kagent_core.extract.fusion.operator_class import Loops, OperatorClass, class_of, loops_of
 from kagent_core.specs import OpCall, TensorSpec
@@ -147,9 +148,12 @@ def _prologue(pair: Pair) -> tuple[bool, str]:
 
 
 def _into_gather(pair: Pair) -> tuple[bool, str]:
-    """What a gather reads is computed at the places that it reads: no more often than it has elements."""
+    """What a gather reads is computed at the places that it reads: no more often than it has elements.
+
+    A pooling operator reads all of a window, so that neighbours read the same.
+    """
     after = loops_of(pair.consumer)
-    count = math.prod(after.full)
+    count = math.prod(after.full) * window_size(pair.consumer)
     if count > MOST_REPEATED * pair.made.numel:
         return False, f"{pair.consumer.name} would compute the {pair.made.numel} elements of {pair.made} {count} times"
     return True, f"each element is made where the loop over {after} needs it"
