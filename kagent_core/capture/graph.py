@@ -21,6 +21,7 @@ from kagent_core.specs import (
     OutputRef,
     Program,
     Provenance,
+    SizeNumber,
     TensorSpec,
     flatten_tensors,
 )
@@ -253,7 +254,9 @@ class _ProgramBuilder:
         arguments: dict[str, Any] = {}
         overload: Any = node.target
         for argument, value in zip(schema.arguments, node.args, strict=False):
-            arguments[argument.name] = self._argument(value)
+            made = self._argument(value)
+            follows = isinstance(value, Node) and isinstance(value.meta.get("val"), torch.SymInt)
+            arguments[argument.name] = SizeNumber(made) if follows else made
         for name, value in node.kwargs.items():
             arguments[name] = self._argument(value)
         if schema.signature == "aten::_conj" and isinstance(arguments["self"], complex):

@@ -21,11 +21,11 @@ from kagent_core.codegen.lowering import Lowering
 from kagent_core.codegen.merging import merge_axes
 from kagent_core.codegen.pattern import Numbers, Pattern, pattern_of, with_buffers
 from kagent_core.codegen.rules import RULES
-from kagent_core.codegen.table import NotLoweredError, RuleTable
+from kagent_core.codegen.table import LoweringKind, NotLoweredError, RuleTable
 from kagent_core.codegen.writer import WideIndexError
 from kagent_core.errors import LaunchConfigError
 from kagent_core.inspect.logs import get_logger
-from kagent_core.specs import KernelDescriptor, OpCall, PackedArg, TensorSpec
+from kagent_core.specs import KernelDescriptor, OpCall, PackedArg, SizeNumber, TensorSpec
 from kagent_core.specs.tiles import TileChoice, Tiles, spelled_tiles
 
 log = get_logger("codegen")
@@ -71,6 +71,9 @@ class ExpressionGenerator:
         and pointwise operators are computed where it stores its result.
     preamble
         What each kernel's source begins with, for a device that loads every kernel by itself.
+    leaves_size_numbers
+        Whether pointwise operators are left to the registry whose number follows from sizes of the inputs. It would
+        stand in the text, and the text would be compiled again for each.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class ExpressionGenerator:
         library_is_better: Callable[[OpCall], bool] = lambda call: False,
         generic_is_better: Callable[[OpCall], bool] = lambda call: False,
         preamble: str = "",
+        leaves_size_numbers: bool = False,
     ) -> None:
         self.language = language
         self._write_loops = write_loops
@@ -96,6 +100,7 @@ class ExpressionGenerator:
         self._library_is_better = library_is_better
         self._generic_is_better = generic_is_better
         self._preamble = preamble
+        self._leaves_size_numbers = leaves_size_numbers
         self._choose_tiles: ChooseTiles = lambda calls: TileChoice()
         self._languages = (language.narrowed(), language) if language.narrow_indices else (language,)
         self._known: OrderedDict[tuple[Pattern, Tiles], tuple[KernelSource, Numbers]] = OrderedDict()
@@ -113,6 +118,10 @@ class ExpressionGenerator:
 
     def can_generate(self, calls: Sequence[OpCall], inner: Collection[int] = ()) -> str | None:
         """Return why no kernel can be made of some calls, or None when one can."""
+        if self._leaves_size_numbers:
+            told = next(filter(None, map(self._size_number, calls)), None)
+            if told is not None:
+                return told
         stored = frozenset(spec.buffer for call in calls for spec in call.outputs if spec.buffer not in inner)
         made = self._make(calls, stored)
         return made if isinstance(made, str) else None
@@ -126,6 +135,8 @@ class ExpressionGenerator:
             return True
         if self._generic_is_better(call):
             return self.can_generate([call]) is None
+        if self._leaves_size_numbers and self._size_number(call) is not None:
+            return False
         return call.signature in self._rules and not self._library_is_better(call) and self._is_lowered(call)
 
     def generate(self, calls: Sequence[OpCall], group: OpCall) -> KernelDescriptor:
@@ -164,6 +175,15 @@ class ExpressionGenerator:
         if isinstance(made, str):
             raise NotLoweredError(made)
         return _commented(made, calls)
+
+    def _size_number(self, call: OpCall) -> str | None:
+        """Return why a call is not generated whose text has a number in it that follows from sizes, or None."""
+        rule = self._rules.find(call.signature)
+        if rule is None or rule.kind is not LoweringKind.POINTWISE:
+            return None
+        found = (value for value in call.arguments.values() if isinstance(value, SizeNumber))
+        number = next(found, None)
+        return None if number is None else f"{call.name} has a number, {number}, that is another one with other sizes"
 
     def _is_lowered(self, call: OpCall) -> bool:
         """Whether a kernel for one call is loops around an expression rather than a parametrised one."""

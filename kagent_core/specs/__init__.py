@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from kagent_core.specs.decisions import FusionDecision, FusionGroup, FusionPlan, Placement
 from kagent_core.specs.devices import Device, DeviceInfo
-from kagent_core.specs.program import InputRef, OpCall, OutputRef, Program, Provenance, SeedInput, format_value
+from kagent_core.specs.program import (
+    InputRef,
+    OpCall,
+    OutputRef,
+    Program,
+    Provenance,
+    SeedInput,
+    SizeNumber,
+    format_value,
+)
 from kagent_core.specs.tasks import (
     DEFAULT_SIGNATURE,
     Access,
@@ -46,6 +55,7 @@ __all__ = [
     "Program",
     "Provenance",
     "SeedInput",
+    "SizeNumber",
     "TaskFinished",
     "TensorSpec",
     "flatten_tensors",

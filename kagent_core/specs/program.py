@@ -27,6 +27,10 @@ class Provenance:
         return f"{path}:{number}: {code.strip()}" if code else f"{path}:{number}"
 
 
+class SizeNumber(int):
+    """An argument that is a number and follows from sizes of the inputs: with other sizes it is another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpCall:
     """One call of an operator.

@@ -206,6 +206,36 @@ def test_a_view_of_a_product_with_a_number_that_changes(view, trained, dynamic):
             torch.testing.assert_close(*gradients)  # AOTAutograd lays them out by the result
 
 
+def positions(x, known):
+    place = torch.arange(x.shape[0]) + known.shape[0]
+    return (
+        (x.sin() * 2 + place * 0.5).relu() * x.shape[0],
+        place - known.shape[0],
+        x / known.shape[0],
+        place < x.shape[0],
+    )
+
+
+def test_numbers_that_follow_from_sizes_are_not_compiled_again_and_again(tmp_path):
+    run = compiled(positions, dynamic=True, **CPU, cache_dir=tmp_path)
+    libraries = []
+    for rows in (9, 10, 11, 13):
+        x, known = torch.randn(7), torch.randn(rows)
+        for one, other in zip(run(x, known), positions(x, known), strict=True):
+            same(one, other)
+        libraries.append(sorted(tmp_path.rglob("*.so")))
+    assert libraries[0]
+    assert libraries.count(libraries[0]) == len(libraries)
+
+
+def test_numbers_that_follow_from_sizes_are_generated_by_request():
+    run = compiled(positions, dynamic=True, generated_kernels="all", **CPU)
+    for rows in (9, 10):
+        x, known = torch.randn(7), torch.randn(rows)
+        for one, other in zip(run(x, known), positions(x, known), strict=True):
+            same(one, other)
+
+
 # -- strides and offsets
 
 LAYOUTS = {

@@ -121,6 +121,7 @@ def code_generator(config: Config) -> ExpressionGenerator | None:
         prefers_all=config.generated_kernels == "all",
         library_is_better=aten_is_better,
         generic_is_better=generated_is_better,
+        leaves_size_numbers=config.generated_kernels != "all",
     )
 
 
