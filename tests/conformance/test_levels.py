@@ -97,6 +97,14 @@ def test_every_script_is_whole(level: int) -> None:
         assert used <= known, f"{case.key} lacks {used - known}"
 
 
+BROKEN = """
+from kagent_core.testing.fake import FakeRuntime
+
+copy_out = FakeRuntime.copy_out
+FakeRuntime.copy_out = lambda runtime, buffer, byte_offset, data: copy_out(runtime, buffer, 0, data)
+"""
+
+
 @pytest.mark.parametrize(
     ("device", "key", "ends"),
     [
@@ -105,19 +113,21 @@ def test_every_script_is_whole(level: int) -> None:
         ("fake:0", "1/a tensor: transposed, everything, float32", 0),
         ("fake:0", "5/a fault of: allocate", 0),
         ("cpu", "1/numbers that are arguments of the program", 0),
-        ("fake:0", "1/tensors that overlap and have no base", 1),
+        ("fake:0", "0/bytes at an offset: at=3, nbytes=64", 1),
     ],
 )
 def test_a_script_does_what_its_case_does(device: str, key: str, ends: int, tmp_path) -> None:
     [case] = [case for case in cases_of(Target(device), [int(key[0])]) if case.key == key]
     path = tmp_path / "script.py"
-    path.write_text(case.script(Target(device)), encoding="utf-8")
+    text, future = case.script(Target(device)), "from __future__ import annotations\n"
+    assert future in text
+    path.write_text(text.replace(future, future + BROKEN) if ends else text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
     )
     assert done.returncode == ends, done.stderr
     if ends:
-        assert "was captured for" in done.stderr
+        assert "copy_out of 64 bytes at 3" in done.stderr
 
 
 def test_levels_that_do_not_exist() -> None:

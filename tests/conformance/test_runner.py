@@ -32,6 +32,7 @@ from kagent_core.testing.conformance.report import SCHEMA
 from kagent_core.testing.conformance.runner import run_case
 from kagent_core.testing.fake import FakeDevice
 
+from . import planted
 from .kit import case_of, fake_run
 
 TARGET = Target("fake:0")
@@ -338,7 +339,12 @@ def test_an_expected_failure_that_passes_is_told(tmp_path):
 def test_the_plugins_own_list_is_found():
     assert expected_of("cpu").path.name == "conformance.toml"
     assert expected_of("cpu").path.parent.name == "kagent_cpu"
-    report = run_conformance("fake", [1], only="1/tensors that overlap and have no base")
+
+
+def test_an_expected_failure_is_one(tmp_path):
+    path = listed(tmp_path, "[[expected]]\ncase = '0/bytes at an offset*'\nreason = 'y'")
+    broken = FakeDevice(runtime=planted.CopyOutIgnoresOffset())
+    report = fake_run(broken, "0/bytes at an offset: at=3, nbytes=64", expected=path)
     assert [finding.outcome for finding in report.findings] == [Outcome.EXPECTED]
 
 
