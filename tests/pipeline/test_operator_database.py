@@ -247,7 +247,7 @@ def is_identical(got: Any, want: Any) -> bool:
 
 
 @pytest.mark.skipif(
-    torch.torch_version.TorchVersion(torch.__version__).release[:2] != (2, 13),
+    not torch.__version__.startswith("2.13."),
     reason="other versions of PyTorch have other operators in their database",
 )
 def test_how_many_equal_eager() -> None:

@@ -15,14 +15,12 @@ Number = bool | int | float
 
 
 def _refusal(call: OpCall) -> str | None:
-    """PyTorch has no products of booleans; whether one times 0 is computed, and may be NaN, depends on its library."""
+    """PyTorch has no products of booleans, nor fractions of integers."""
     dtype = call.outputs[0].dtype.name
     if any(spec.dtype.name != dtype for spec in call.inputs):
         return f"{call.name} has operands of several types"
     if dtype == "bool":
         return f"{call.name} is a product of booleans, which PyTorch does not have"
-    if dtype in FLOATS and call.arguments.get("alpha") == 0:
-        return f"{call.name} multiplies its product by 0, which PyTorch leaves out for some types"
     return None
 
 
@@ -53,7 +51,7 @@ def baddbmm(
 ) -> None:
     """Write ``beta * self + alpha * batch1 @ batch2`` for each of many pairs of matrices."""
     a, b = k.read(batch1), k.read(batch2)
-    _product(k, ["b"], a, b, _added(k, self, beta, alpha))
+    _product(k, ["b"], a, b, _added(k, self, beta, alpha, by_blas=False))
 
 
 @GENERIC.kernel("aten::addbmm", epilogue=True, accepts=_refusal)
@@ -129,20 +127,27 @@ def _product(
     )
 
 
-def _added(k: KernelBuilder, self: TensorSpec, beta: Number, alpha: Number) -> Callable[[Sequence[str], str], None]:
-    """Return what stores ``beta * self + alpha * value``. With a `beta` of 0, `self` is not read: it may be NaN."""
+def _added(
+    k: KernelBuilder, self: TensorSpec, beta: Number, alpha: Number, by_blas: bool = True
+) -> Callable[[Sequence[str], str], None]:
+    """Return what stores ``beta * self + alpha * value``.
+
+    With a `beta` of 0, `self` is not read: it may be NaN. With an `alpha` of 0, BLAS leaves the product out; PyTorch
+    calls it for single products of the types that BLAS has.
+    """
     added = k.read(self)
     dtype = added.dtype
+    left_out = by_blas and alpha == 0 and dtype in ("float32", "float64")
 
     def scaled(factor: Number, value: str) -> str:
         factor = factor if dtype in FLOATS else int(factor)
         return value if factor == 1 else f"{k.number(factor, dtype)} * {value}"
 
     def store(index: Sequence[str], value: str) -> None:
-        result = scaled(alpha, value)
+        result = k.number(0.0, dtype) if left_out else scaled(alpha, value)
         if beta != 0:
-            own = index[len(index) - len(self.shape) :]
-            result = f"{result} + {scaled(beta, added.at(*own))}"
+            own = scaled(beta, added.at(*index[len(index) - len(self.shape) :]))
+            result = own if left_out else f"{result} + {own}"
         k.store(index, k.converted(dtype, result))
 
     return store
