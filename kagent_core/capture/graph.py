@@ -105,8 +105,8 @@ class CapturedGraph:
         bases: dict[Node, frozenset[int]] = {node: frozenset([i]) for i, node in enumerate(self.placeholders)}
         for node in self.graph_module.graph.nodes:
             if node.op == "call_function":
-                mine = _storages(node)
-                shared = [bases[n] for n in node.all_input_nodes if n in bases and mine & _storages(n)]
+                mine = storages_of(node)
+                shared = [bases[n] for n in node.all_input_nodes if n in bases and mine & storages_of(n)]
                 bases[node] = frozenset().union(*shared)
         return bases
 
@@ -119,8 +119,10 @@ def _conjugate_number(number: complex, fake: torch.Tensor) -> dict[str, Any]:
     return {"s": number if fake.is_conj() else number.conjugate(), "dtype": fake.dtype}
 
 
-def _storages(node: Node) -> set[int]:
-    return {tensor.untyped_storage()._cdata for tensor in _tensors(node.meta.get("val"))}
+def storages_of(node: Node) -> set[int]:
+    """Return the storages of the strided tensors that a node gives, each as a number."""
+    strided = (tensor for tensor in _tensors(node.meta.get("val")) if tensor.layout is torch.strided)
+    return {tensor.untyped_storage()._cdata for tensor in strided}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -254,11 +256,9 @@ class _ProgramBuilder:
         arguments: dict[str, Any] = {}
         overload: Any = node.target
         for argument, value in zip(schema.arguments, node.args, strict=False):
-            made = self._argument(value)
-            follows = isinstance(value, Node) and isinstance(value.meta.get("val"), torch.SymInt)
-            arguments[argument.name] = SizeNumber(made) if follows else made
+            arguments[argument.name] = self._outermost(value)
         for name, value in node.kwargs.items():
-            arguments[name] = self._argument(value)
+            arguments[name] = self._outermost(value)
         if schema.signature == "aten::_conj" and isinstance(arguments["self"], complex):
             overload = torch.ops.aten.scalar_tensor.default
             schema, arguments = schema_of(overload), _conjugate_number(arguments["self"], fake)
@@ -290,6 +290,11 @@ class _ProgramBuilder:
             )
         )
         return result
+
+    def _outermost(self, value: Any) -> Any:
+        """Return an argument that is no part of a list: there, a number that follows from sizes is computed with."""
+        follows = isinstance(value, Node) and isinstance(value.meta.get("val"), torch.SymInt)
+        return SizeNumber(self._argument(value)) if follows else self._argument(value)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Node):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from kagent_core.capture.graph import storages_of
 from kagent_core.capture.schemas import is_operator
 
 
@@ -33,14 +33,9 @@ def _is_view_of_nothing(node: Node) -> bool:
     """Whether a call is to give a view and its fake tensors share no memory with those of its arguments."""
     if not node.target.is_view:  # type: ignore[union-attr]
         return False
-    made = _storages(node.meta.get("val"))
-    given: set[int] = set().union(*(_storages(source.meta.get("val")) for source in node.all_input_nodes))
+    made = storages_of(node)
+    given: set[int] = set().union(*map(storages_of, node.all_input_nodes))
     return bool(made) and bool(given) and made.isdisjoint(given)
-
-
-def _storages(value: Any) -> set[int]:
-    strided = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
-    return {tensor.untyped_storage()._cdata for tensor in strided}
 
 
 def _evaluated(node: Node) -> Any:

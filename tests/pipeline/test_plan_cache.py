@@ -213,6 +213,7 @@ def positions(x, known):
         place - known.shape[0],
         x / known.shape[0],
         place < x.shape[0],
+        torch.add(place, place, alpha=known.shape[0]),
     )
 
 

@@ -200,6 +200,13 @@ def test_storage_offset_of_an_input_may_change():
             torch.testing.assert_close(compiled(x), function(x))
 
 
+@pytest.mark.parametrize("kernels", ["auto", "all"])
+@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (0, 0)])
+def test_pooling_into_nothing(sizes, kernels):
+    function = lambda x: functional.adaptive_avg_pool2d(torch.relu(x) + 1, sizes)
+    check_against_eager(function, torch.randn(2, 3, 6, 5), device="cpu", generated_kernels=kernels)
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e-20, 1.0, 1e25])
 def test_standard_deviations_whose_squares_are_beyond_float32(scale):
     def function(x):

@@ -271,6 +271,7 @@ def test_what_a_gather_reads_is_computed_where_it_reads_it():
         ("aten::avg_pool2d", {"kernel_size": (3, 3), "stride": (1, 1), "padding": (1, 1)}, (1, 4, 6, 6), 1296),
         ("aten::_adaptive_avg_pool2d", {"output_size": (1, 1)}, (1, 4, 1, 1), 144),
         ("aten::_adaptive_avg_pool2d", {"output_size": (5, 5)}, (1, 4, 5, 5), 400),
+        ("aten::_adaptive_avg_pool2d", {"output_size": (0, 3)}, (1, 4, 0, 3), 0),
     ],
 )
 def test_a_window_that_is_read_again_and_again_is_not_computed_each_time(signature, arguments, made, reads):

@@ -129,8 +129,8 @@ def _strided(
 
 
 def _longest(size: int, result: int) -> int:
-    """Return the length of the longest window of an adaptive pooling operator."""
-    return max(-(-(n + 1) * size // result) - n * size // result for n in range(result))
+    """Return the length of the longest window of an adaptive pooling operator; 0 where there is none."""
+    return max((-(-(n + 1) * size // result) - n * size // result for n in range(result)), default=0)
 
 
 def _adaptive(index: Sequence[Index], shape: Sequence[int], results: Sequence[int]) -> list[Window]:
